@@ -5,8 +5,9 @@ double.
     python3 gpu-check/requirement_checks.py --outboard target/release/outboard --out docs/results/checks.json
 
 All programs are recorded first, in processes of their own. Then two processes, one on this machine's GPU and one behind
-an emulated network, take short turns with one program after the other. Machines that are shared have slow and fast
-moments, so:
+an emulated network, take short turns with one program after the other: first without a network, which gives `outboard
+require --without-network` what it asks for, and when that has given its figure, at the figure, at half and at double.
+The turns without a network are no evidence for the figure. Machines that are shared have slow and fast moments, so:
 
 * an overhead is the median of the ratios of neighbouring turns, and stands with the interval that holds the median with
   a probability of 90 %. Where the budget lies in that interval nothing is decided, and turns go on while there is time;
@@ -47,23 +48,30 @@ from suite import ROOT, Group
 from turns import Case, Player, PlayerError, PlayerSkip, significant
 
 FORMAT_VERSION = 1
+# What is kept of an answer.
+ANSWERED = ("recording", "constants", "margin", "perfect", "rtt_max", "rtt_beyond")
 LIMIT = float(BUDGET.rstrip("%")) / 100
 CONFIDENCE = 0.9
 # Processes that start at the same time.
-BATCH = 8
+BATCH = 10
 ITERATIONS, UNTIMED = 10, 6
 ITERATIONS_OF_LONG, UNTIMED_OF_LONG = 5, 3
 WARM_UP_S = 0.15
 SETTLE = {"samples": 2, "budget_s": 0.01}
 TURN = {"samples": 20, "budget_s": 0.025}
-STEP_TURNS = 8
 ROUNDS_MIN = 8
+# The turns without a network go on until their median has this standard deviation, or until they have had this part of
+# a program's time.
+NONE_ERROR = 0.005
+NONE_PART = 0.45
 ROUNDS_MAX = 200
 # Sizes the rings as `outboard calibrate` has them.
 NETWORK_FIRST = "rtt=1ns,bandwidth=100Gbps"
 NO_NETWORK = f"rtt=1ns,bandwidth={CHECK_GBPS}Gbps"
 CORES_MIN = 12
-TWIN = "twin"
+NONE, TWIN = "none", "twin"
+# Standard deviations between the bounds of an interval that holds the median with CONFIDENCE.
+INTERVAL_DEVIATIONS = 2 * 1.645
 
 
 class Cores:
@@ -216,13 +224,17 @@ class Checks:
         for player in self.players.values():
             player.answer(f"preparing {case.name}", RECORD_S_MAX)
             self.cores.place(player)
-        step_ms = statistics.median(self.turn("local", case) for _ in range(STEP_TURNS))
-        answer = require(self.outboard, self.recording(case), self.constants, step_ms)
+        now = time.monotonic()
+        alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
+        step_ms = statistics.median(local for local, _ in alone)
+        known = (statistics.median(overheads(alone)), deviation(alone))
+        answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
         found = {
             "status": "ok",
             "title": f"{case.title}, {case.group}",
             "step_ms": significant(step_ms),
-            **{name: answer[name] for name in ("recording", "constants", "margin", "perfect", "rtt_max", "rtt_beyond")},
+            **{name: answer[name] for name in ANSWERED},
+            "without_network": answer["without_network"] | {"rounds_ms": alone},
             "checks": {},
         }
         [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
@@ -230,7 +242,6 @@ class Checks:
         if largest["limit"] == "at" and largest["value"] > 0:
             rtt_us = largest["value"] / 1e3
             networks = {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
-        networks["none"] = NO_NETWORK
         networks |= {TWIN: TWIN} if self.options.twin else {}
         pairs = self.pairs(case, networks, until)
         for player in self.players.values():
@@ -266,9 +277,21 @@ class Checks:
         return statistics.median(float(ms) for ms in event["ms"])
 
 
-def require(outboard: list[str], recording: Path, constants: Path, step_ms: float, at: str = "") -> dict[str, Any]:
+def require(
+    outboard: list[str],
+    recording: Path,
+    constants: Path,
+    step_ms: float,
+    known: tuple[float, float] | None = None,
+    at: str = "",
+) -> dict[str, Any]:
+    """Asks for a program's network; `known` is its overhead without one, and the standard deviation of that."""
     command = [*outboard, "require", str(recording), "--budget", BUDGET, "--json", "-"]
     command += ["--constants", str(constants), "--step", f"{step_ms:g}ms"] + (["--at", at] if at else [])
+    if known is not None:
+        overhead, error = (f"{share:.4%}" for share in known)
+        command += [f"--without-network={overhead}", f"--without-network-error={error}"]
+        command += [f"--without-network-at={NO_NETWORK}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=REQUIRE_S_MAX)
     if done.returncode not in (0, EXIT_NONE_MEETS):
         raise StageError(done.stderr.strip() or f"outboard require ended with {done.returncode}")
@@ -294,6 +317,12 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return ordered[rank - 1], ordered[count - rank]
 
 
+def deviation(pairs: list[list[float]]) -> float:
+    """Returns the standard deviation of the median of the pairs' overheads; 1 if they are too few."""
+    low, high = interval(overheads(pairs))
+    return min(1.0, (high - low) / INTERVAL_DEVIATIONS)
+
+
 def overheads(pairs: list[list[float]]) -> list[float]:
     return [there / here - 1 for here, there in pairs]
 
@@ -304,6 +333,8 @@ def verdict(pairs: list[list[float]]) -> str:
 
 
 def is_open(name: str, pairs: list[list[float]]) -> bool:
+    if name == NONE:
+        return deviation(pairs) > NONE_ERROR
     return name in CHECKED and verdict(pairs) == "not decided"
 
 
@@ -326,10 +357,12 @@ def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".json") as constants:
             constants.write(json.dumps(entry["constants"]))
             constants.flush()
+            measured = entry.get("without_network")
+            known = (measured["overhead"], measured["error"]) if measured else None
             for check in entry["checks"].values():
                 if check["network"] == TWIN:
                     continue
-                asked = (recording, Path(constants.name), entry["step_ms"], check["network"])
+                asked = (recording, Path(constants.name), entry["step_ms"], known, check["network"])
                 overhead = require([str(options.outboard)], *asked)["at_overhead"]["simulated"]
                 check["predicted"] = significant(overhead)
                 check["error"] = significant((1 + overhead) / (1 + check["overhead"]) - 1)
@@ -338,12 +371,34 @@ def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
 def line(entry: dict[str, Any]) -> str:
     if entry["status"] != "ok":
         return f"{entry['title']:44} {entry['status']}: {entry['error']}"
-    text = f"{entry['title']:44} {entry['step_ms']:>8g} ms  margin {entry['margin']['margin']:.1%}"
+    text = f"{entry['title']:44} {entry['step_ms']:>8g} ms"
+    if known := entry.get("without_network"):
+        text += (
+            f"  without a network {known['overhead']:+.1%} +- {known['error']:.1%}, foreseen {known['foreseen']:+.1%}"
+        )
+        text += f" ({len(known['rounds_ms'])} pairs)"
+    text += f"  margin {entry['margin']['margin']:.1%}"
     for name, check in entry["checks"].items():
         low, high = check["interval"] or (math.nan, math.nan)
         text += f"  {name} {check['overhead']:+.1%} [{low:+.1%}, {high:+.1%}]"
         text += f" {check['verdict']}" if name in CHECKED else ""
     return text
+
+
+def totals(entries: list[dict[str, Any]]) -> str:
+    """Returns for how many programs the figure is right: at half and at it the budget is kept, at double it is not."""
+    wanted = {"half": "keeps", "at": "keeps", "double": "breaks"}
+    right = [
+        {name: entry["checks"][name]["verdict"] == verdict for name, verdict in wanted.items()}
+        for entry in entries
+        if entry["status"] == "ok" and wanted.keys() <= entry["checks"].keys()
+    ]
+    half, at, double = (sum(one[name] for one in right) for name in wanted)
+    everything = sum(all(one.values()) for one in right)
+    return (
+        f"{len(right)} of {len(entries)} programs have a figure: half holds for {half}, it holds for {at},"
+        f" double breaks for {double}, all three for {everything}"
+    )
 
 
 def main() -> int:
@@ -384,6 +439,7 @@ def main() -> int:
                 print(line(entry), flush=True)
                 results["cases"][case.name] = entry | {"machine": about}
                 kept.write(options.out, results)
+            print(totals([results["cases"][case.name] for case in chosen if case.name in results["cases"]]), flush=True)
         finally:
             checks.close()
     return 0 if all(entry["status"] == "ok" for entry in results["cases"].values()) else EXIT_FAILED

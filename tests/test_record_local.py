@@ -4,6 +4,7 @@ a server."""
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -329,3 +330,38 @@ def test_the_first_iterations_pass_untimed(server: Server, tmp_path: Path, by: s
         assert summary["iterations"]["count"] == 5
         assert len([e for e in events(file) if e["ph"] == "X" and e["pid"] != 1]) == timed
         assert summary["about"]["gpu_times"] == (by if timed else "none")
+
+
+def test_a_recording_through_a_server_without_a_network_sharpens_what_is_required(
+    server: Server, tmp_path: Path
+) -> None:
+    program = (sys.executable, TEST_PROGRAMS / "marks_copies.py")
+    here, there, far, plain = (tmp_path / name for name in ("here", "there", "far", "plain"))
+    done = record_here(server, here, *program)
+    assert done.returncode == 0, done.stderr
+    emulated = {there: ("--emulate", "rtt=1ns,bandwidth=100Gbps"), far: ("--emulate", "rtt=1ms"), plain: ()}
+    for file, options in emulated.items():
+        done = record(server.urls["shm"], file, *program, options=options)
+        assert done.returncode == 0, done.stderr
+    assert [show(file)["about"].get("emulated") for file in (there, far, plain, here)] == [
+        "rtt=1ns,bandwidth=100Gbps",
+        "rtt=1ms",
+        None,
+        None,
+    ]
+
+    def require(*through: Path) -> subprocess.CompletedProcess[str]:
+        options = [part for file in through for part in ("--through", str(file))]
+        argv = [str(OUTBOARD), "require", str(here), "--json", "-", "--budget", "1000%", *options]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+    alone, both = json.loads(require().stdout), json.loads(require(there).stdout)
+    known = both["without_network"]
+    assert alone["without_network"] is None and known["pairs"] == 1 and known["error"] >= 0.03
+    # What was measured holds there, whatever the replay says.
+    assert known["network"] == {"rtt_ns": 1.0, "bits_per_s": 1e11} and known["overhead"] > -1
+    moved = both["perfect"]["simulated"] - alone["perfect"]["simulated"]
+    assert moved == pytest.approx(known["overhead"] - known["foreseen"])
+    for file, says in ((far, "over rtt=1ms"), (plain, "names no emulated network"), (here, "not through a server")):
+        refused = require(file)
+        assert refused.returncode == 1 and says in refused.stderr, refused.stderr

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -254,3 +255,90 @@ def test_a_budget_within_the_interval_of_the_median_is_not_decided():
     # Three turns decide nothing.
     assert requirement_checks.verdict([[1.0, 1.01]] * 3) == "not decided"
     assert requirement_checks.figures([[1.0, 1.01]] * 3)["interval"] is None
+
+
+class Steady(requirement_checks.Checks):
+    """Checks of a program whose step takes 10 ms here, 9 without a network, and a round trip more over one."""
+
+    def __init__(self, tmp_path):
+        self.options = argparse.Namespace(twin=False, recordings=tmp_path)
+        self.outboard, self.constants = ["outboard"], tmp_path / "constants.json"
+        self.rtt_ms, self.networks = 0.0, []
+        self.cores = argparse.Namespace(place=lambda player: None)
+        self.players = {"local": self, "emulated": self}
+
+    def ask(self, command):
+        if command["do"] == "network":
+            self.networks.append(command["network"])
+            named = command["network"].partition(",")[0].removeprefix("rtt=")
+            self.rtt_ms = 0.0 if named == "1ns" else float(named.removesuffix("us")) / 1e3
+
+    def answer(self, what, seconds):
+        pass
+
+    def turn(self, which, case):
+        return 10.0 if which == "local" else 9.0 + self.rtt_ms
+
+
+def test_a_program_is_measured_without_a_network_before_its_figure_is_asked_for(tmp_path, monkeypatch):
+    checks, asked = Steady(tmp_path), []
+
+    def require(outboard, recording, constants, step_ms, known):
+        asked.append((step_ms, known, set(checks.networks)))
+        answer: dict[str, Any] = {name: {} for name in requirement_checks.ANSWERED}
+        limit = {"limit": "at", "value": 800e3}
+        answer["rtt_max"] = [{"bits_per_s": 1e11, "rtt_ns": {"simulated": limit}}]
+        return answer | {"without_network": {"overhead": known[0], "error": known[1], "foreseen": -0.12}}
+
+    monkeypatch.setattr(requirement_checks, "require", require)
+    found = checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)
+    # Nothing but the link without a network was run before, and it is no evidence afterwards.
+    [(step_ms, known, networks)] = asked
+    assert step_ms == 10 and known == (pytest.approx(-0.1), 0) and networks == {requirement_checks.NO_NETWORK}
+    assert found["without_network"]["overhead"] == pytest.approx(-0.1)
+    assert len(found["without_network"]["rounds_ms"]) == requirement_checks.ROUNDS_MIN
+    assert [(name, check["verdict"]) for name, check in found["checks"].items()] == [
+        ("half", "keeps"),
+        ("at", "keeps"),
+        ("double", "breaks"),
+    ]
+    assert checks.networks[-1] != requirement_checks.NO_NETWORK
+
+
+def test_turns_without_a_network_go_on_until_their_median_is_known():
+    assert requirement_checks.deviation([[1.0, 0.9]] * 3) == 1
+    assert requirement_checks.is_open("none", [[1.0, 0.8], [1.0, 1.0]] * 4)
+    assert not requirement_checks.is_open("none", [[1.0, 0.9]] * 8)
+    # Half of the distance of the second from the seventh, in deviations of a normal distribution.
+    pairs = [[1.0, 1 + number / 100] for number in range(8)]
+    assert requirement_checks.deviation(pairs) == pytest.approx(0.05 / (2 * 1.645))
+
+
+def test_the_measurement_is_passed_on_to_outboard(tmp_path, monkeypatch):
+    def run(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "{}", "")
+
+    commands = []
+    monkeypatch.setattr(requirement_checks.subprocess, "run", run)
+    for known in (None, (-0.093, 0.0075)):
+        requirement_checks.require(["outboard"], tmp_path / "a", tmp_path / "c", 5.0, known)
+    assert not [part for part in commands[0] if "without" in part]
+    assert "--without-network=-9.3000%" in commands[1] and "--without-network-error=0.7500%" in commands[1]
+
+
+def test_programs_are_counted_by_what_their_figures_were_right_about():
+    def entry(half, at, double):
+        checks = {"half": half, "at": at, "double": double}
+        return {"status": "ok", "checks": {name: {"verdict": verdict} for name, verdict in checks.items()}}
+
+    entries = [
+        entry("keeps", "keeps", "breaks"),
+        entry("keeps", "not decided", "breaks"),
+        entry("keeps", "keeps", "keeps"),
+        {"status": "ok", "checks": {}},
+        {"status": "error", "error": "it hung"},
+    ]
+    assert requirement_checks.totals(entries) == (
+        "3 of 5 programs have a figure: half holds for 3, it holds for 2, double breaks for 2, all three for 1"
+    )

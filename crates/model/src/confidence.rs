@@ -17,6 +17,9 @@
 //! be told from iterations that one slow second has in common, so noise counts in full. If the
 //! step's duration is known besides, that is no longer in question, and what is left of the noise
 //! is the median's own error.
+//!
+//! If the program was measured without a network ([`crate::measured`]), all three are in that
+//! measurement. What is left is its error, and that of what the network adds, which grows with it.
 
 use std::{fmt, str::FromStr};
 
@@ -24,7 +27,7 @@ use outboard_api::optimise::Level;
 use serde::Serialize;
 
 use crate::{
-    Constants, Error, Network,
+    Constants, Error, Network, WithoutNetwork,
     iteration::{Iteration, median},
     replay::{Remote, Replay, Where},
 };
@@ -36,6 +39,12 @@ const MODEL_ERROR: f64 = 0.01;
 const PROCESSOR_ERROR: f64 = 0.045;
 const COPIES_ERROR: f64 = 0.15;
 const WAIT_ERROR_NS: f64 = 7_000.0;
+/// Standard deviations of the model's errors that are left if the time without a network was
+/// measured: a part of what the network adds, and a part of the program's own code that is there as
+/// soon as there is any network.
+const NETWORK_ERROR: f64 = 0.16;
+const ANY_NETWORK_ERROR: f64 = 0.01;
+const HALVINGS: u32 = 60;
 /// Standard deviation of a normal distribution, in median absolute deviations.
 const DEVIATIONS: f64 = 1.4826;
 /// Standard deviation of the median of n numbers of a normal distribution, in standard deviations
@@ -49,6 +58,9 @@ const PERCENT_MAX: f64 = 99.9;
 #[serde(transparent)]
 pub struct Confidence {
     share: f64,
+    /// True if it may be more.
+    #[serde(skip)]
+    is_least: bool,
 }
 
 /// The margin, and what it is made of, as shares of an iteration's time.
@@ -56,7 +68,7 @@ pub struct Confidence {
 pub struct Margin {
     pub confidence: Confidence,
     /// Standard deviation of the recorded iterations; that of their median if their duration is
-    /// known.
+    /// known; that of the measurement if the program was measured without a network.
     pub noise: f64,
     /// Median error of replaying the iterations without a network.
     pub replay_error: f64,
@@ -65,19 +77,28 @@ pub struct Margin {
     pub waits_error: f64,
     /// The part by which an iteration may be longer than predicted.
     pub margin: f64,
+    /// The part by which it may be shorter than predicted.
+    pub margin_beyond: f64,
 }
 
 impl Confidence {
     /// Asks for no margin: the prediction may err to either side.
-    pub const EVEN: Confidence = Confidence { share: 0.5 };
+    pub const EVEN: Confidence = Confidence {
+        share: 0.5,
+        is_least: false,
+    };
 
-    /// The one of questions that name none.
-    pub const USUAL: Confidence = Confidence { share: 0.9 };
+    /// The one of questions that name none: as much more as a measurement without a network allows.
+    pub const USUAL: Confidence = Confidence {
+        share: 0.9,
+        is_least: true,
+    };
 
     pub fn percent(percent: f64) -> Result<Confidence, Error> {
         match (PERCENT_MIN..=PERCENT_MAX).contains(&percent) {
             true => Ok(Confidence {
                 share: percent / 100.0,
+                is_least: false,
             }),
             false => Err(Error::ConfidenceRange {
                 percent,
@@ -85,6 +106,25 @@ impl Confidence {
                 percent_max: PERCENT_MAX,
             }),
         }
+    }
+
+    /// Returns the confidence with which a figure keeps the budget as surely as twice that figure
+    /// exceeds it; this one if that is less, or if it is what was asked for. `exceeds` is how sure
+    /// that is, in standard deviations, if a figure has a confidence.
+    fn balanced(self, exceeds: impl Fn(Confidence) -> f64) -> Confidence {
+        let (mut low, mut high) = (self.share, PERCENT_MAX / 100.0);
+        if !self.is_least {
+            return self;
+        }
+        for _ in 0..HALVINGS {
+            let share = (low + high) / 2.0;
+            let middle = Confidence { share, ..self };
+            match middle.deviations() < exceeds(middle) {
+                true => low = share,
+                false => high = share,
+            }
+        }
+        Confidence { share: low, ..self }
     }
 
     /// Returns the normal distribution's quantile in standard deviations (Abramowitz and Stegun,
@@ -108,13 +148,51 @@ impl Margin {
             ..
         } = errors;
         let deviation = (noise.powi(2) + replay_error.powi(2) + model.all.powi(2)).sqrt();
+        let margin = confidence.deviations() * deviation;
         Margin {
             confidence,
             noise,
             replay_error,
             model_error: model.all,
             waits_error: model.waits,
-            margin: confidence.deviations() * deviation,
+            margin,
+            margin_beyond: margin,
+        }
+    }
+
+    /// Returns the margin of a program that was measured without a network, if an iteration may
+    /// take `budget` longer than locally.
+    pub(crate) fn measured(
+        asked: Confidence,
+        known: &WithoutNetwork,
+        model: ModelError,
+        budget: f64,
+    ) -> Margin {
+        let any = ANY_NETWORK_ERROR * model.own_code;
+        let model = |part: f64| {
+            let added = (part - known.overhead).max(0.0) / (1.0 + part);
+            (NETWORK_ERROR * added).hypot(any)
+        };
+        let deviation = |part: f64| model(part).hypot(known.error);
+        let within = |confidence: Confidence| {
+            let margin = |part: f64| confidence.deviations() * deviation(part);
+            rising(budget, |part| (1.0 + part) * (1.0 + margin(part)) - 1.0)
+        };
+        let confidence = asked.balanced(|confidence| {
+            let double = 2.0 * within(confidence) - known.overhead;
+            ((1.0 + double) / (1.0 + budget) - 1.0) / deviation(double)
+        });
+        let margin = |part: f64| confidence.deviations() * deviation(part);
+        let part = within(confidence);
+        let beyond = rising(budget, |part| (1.0 + part) / (1.0 + margin(part)) - 1.0);
+        Margin {
+            confidence,
+            noise: known.error,
+            replay_error: 0.0,
+            model_error: model(part),
+            waits_error: 0.0,
+            margin: margin(part),
+            margin_beyond: margin(beyond),
         }
     }
 
@@ -125,8 +203,24 @@ impl Margin {
 
     /// Returns the predicted overhead from which `part` is exceeded with this confidence.
     pub(crate) fn beyond(&self, part: f64) -> f64 {
-        (1.0 + part) * (1.0 + self.margin) - 1.0
+        (1.0 + part) * (1.0 + self.margin_beyond) - 1.0
     }
+}
+
+/// Returns the overhead at which a rising function has this value.
+fn rising(value: f64, function: impl Fn(f64) -> f64) -> f64 {
+    let (mut low, mut high) = (-1.0 + f64::EPSILON, 1.0 + value);
+    while function(high) < value && high < f64::MAX / 2.0 {
+        high *= 2.0;
+    }
+    for _ in 0..HALVINGS {
+        let middle = (low + high) / 2.0;
+        match function(middle) < value {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    low
 }
 
 /// Standard deviation of the model's error for an iteration, as a share of its time: all of it, and
@@ -135,6 +229,8 @@ impl Margin {
 pub(crate) struct ModelError {
     all: f64,
     waits: f64,
+    /// The share of a step that the program's own code determines.
+    own_code: f64,
 }
 
 /// Returns the model's error for an iteration.
@@ -159,13 +255,15 @@ pub(crate) fn model_error(
         false => 0.0,
     };
     let waits = share(&constants.with_longer_waits(WAIT_ERROR_NS));
+    let processor = share(&constants.off_by(PROCESSOR_ERROR, 0.0));
     let squares = MODEL_ERROR.powi(2)
-        + share(&constants.off_by(PROCESSOR_ERROR, 0.0)).powi(2)
+        + processor.powi(2)
         + share(&constants.off_by(0.0, COPIES_ERROR)).powi(2)
         + waits.powi(2);
     ModelError {
         all: squares.sqrt(),
         waits,
+        own_code: processor / PROCESSOR_ERROR,
     }
 }
 
@@ -196,9 +294,14 @@ impl Errors {
     /// Returns the errors that are left if the duration of an iteration is known.
     pub(crate) fn of_known_step(self) -> Errors {
         Errors {
-            noise: self.noise * MEDIAN_DEVIATIONS / (self.iterations.max(1) as f64).sqrt(),
+            noise: self.of_median(),
             ..self
         }
+    }
+
+    /// Returns the standard deviation of the iterations' median.
+    pub(crate) fn of_median(self) -> f64 {
+        self.noise * MEDIAN_DEVIATIONS / (self.iterations.max(1) as f64).sqrt()
     }
 }
 
@@ -218,7 +321,7 @@ impl FromStr for Confidence {
 
 impl fmt::Display for Confidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} %", (self.share * 1e5).round() / 1e3)
+        write!(f, "{} %", (self.share * 1e3).round() / 10.0)
     }
 }
 
@@ -259,9 +362,78 @@ mod tests {
         let model = ModelError {
             all: MODEL_ERROR,
             waits: 0.0,
+            own_code: 0.0,
         };
         let margin = |errors| Margin::new(Confidence::USUAL, errors, model).margin;
         assert!(margin(known) < margin(recorded));
+    }
+
+    fn known(overhead: f64, error: f64) -> WithoutNetwork {
+        WithoutNetwork {
+            overhead,
+            error,
+            network: Network::PERFECT,
+            pairs: 0,
+        }
+    }
+
+    #[test]
+    fn a_measurement_leaves_its_error_and_the_networks() {
+        let model = ModelError {
+            all: 0.05,
+            waits: 0.0,
+            own_code: 1.0,
+        };
+        let ask = |text: &str, overhead, error| {
+            let asked = text.parse().unwrap();
+            Margin::measured(asked, &known(overhead, error), model, 0.05)
+        };
+        // By hand: the margin is 1.2816 deviations at the overhead that it leaves.
+        let margin = ask("90%", -0.1, 0.01);
+        let part = margin.within(0.05);
+        let added = NETWORK_ERROR * (part + 0.1) / (1.0 + part);
+        let deviation = (0.01_f64.powi(2) + ANY_NETWORK_ERROR.powi(2) + added.powi(2)).sqrt();
+        assert!(
+            (margin.margin - 1.2816 * deviation).abs() < 1e-4,
+            "{margin:?}"
+        );
+        assert!((0.025..0.035).contains(&margin.margin), "{margin:?}");
+        // Further beyond the budget the network adds more, and so does its error.
+        assert!(margin.margin_beyond > margin.margin);
+        assert!(ask("90%", -0.1, 0.03).margin > margin.margin);
+        assert!(ask("90%", 0.0, 0.01).margin < margin.margin);
+        assert!(ask("99%", -0.1, 0.01).margin > margin.margin);
+        assert_eq!(ask("50%", -0.1, 0.01).margin, 0.0);
+        // One that is slower than the budget without a network has no room for one.
+        assert!(ask("90%", 0.06, 0.01).within(0.05) < 0.06);
+    }
+
+    #[test]
+    fn a_figure_is_as_surely_kept_as_double_exceeds() {
+        let model = ModelError {
+            all: 0.05,
+            waits: 0.0,
+            own_code: 1.0,
+        };
+        for (overhead, error) in [(-0.2, 0.01), (-0.1, 0.01), (-0.05, 0.005), (0.0, 0.002)] {
+            let known = known(overhead, error);
+            let margin = Margin::measured(Confidence::USUAL, &known, model, 0.05);
+            let part = margin.within(0.05);
+            let double = 2.0 * part - overhead;
+            let added = NETWORK_ERROR * (double - overhead) / (1.0 + double);
+            let deviation = (error.powi(2) + ANY_NETWORK_ERROR.powi(2) + added.powi(2)).sqrt();
+            let exceeds = ((1.0 + double) / 1.05 - 1.0) / deviation;
+            let keeps = margin.confidence.deviations();
+            match margin.confidence.share > 0.9 {
+                true => assert!((keeps - exceeds).abs() < 1e-3, "{overhead}: {margin:?}"),
+                false => assert!(exceeds <= keeps, "{overhead}: {margin:?}"),
+            }
+        }
+        let sure = Margin::measured(Confidence::USUAL, &known(-0.2, 0.01), model, 0.05);
+        assert!(sure.confidence.share > 0.95, "{sure:?}");
+        // Where errors leave no such room, what was asked for counts.
+        let unsure = Margin::measured(Confidence::USUAL, &known(0.03, 0.01), model, 0.05);
+        assert!((unsure.confidence.share - 0.9).abs() < 1e-9, "{unsure:?}");
     }
 
     #[test]
@@ -273,6 +445,7 @@ mod tests {
             model_error: 0.0,
             waits_error: 0.0,
             margin,
+            margin_beyond: margin,
         };
         assert!((margin(0.0).within(0.05) - 0.05).abs() < 1e-12);
         assert!((margin(0.02).within(0.05) - (1.05 / 1.02 - 1.0)).abs() < 1e-12);

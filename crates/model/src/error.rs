@@ -52,6 +52,41 @@ pub enum Error {
         must: &'static str,
         value: f64,
     },
+    #[error(
+        "the recording to compare with was made here, not through a server; make it with outboard run --gpu shm://... \
+         --emulate rtt=1ns,bandwidth=100Gbps --record FILE"
+    )]
+    NotThroughServer,
+    #[error(
+        "the recording to compare with was made through {gpu}, whose own round trip is not known; run the server on the \
+         program's machine, and record over shm"
+    )]
+    NotOverShm { gpu: String },
+    #[error(
+        "the recording to compare with names no emulated network: plain shm shares memory that no network can; record it \
+         with --emulate rtt=1ns,bandwidth=100Gbps"
+    )]
+    NotEmulated,
+    #[error(
+        "measured over {network}, it is not without a network, whose cost would count twice; the round trip may be {rtt_max} \
+         at most"
+    )]
+    WithNetwork { network: String, rtt_max: String },
+    #[error(
+        "the recording was made through a server ({gpu}), and what a server costs cannot be told from it; record the program \
+         with outboard run --local"
+    )]
+    NotLocal { gpu: String },
+    #[error(
+        "the recordings are of different programs: an iteration makes {calls_here} calls here, {calls_through} through the \
+         server"
+    )]
+    AnotherProgram {
+        calls_here: usize,
+        calls_through: usize,
+    },
+    #[error("the recordings are of different machines: {here} here, {through} through the server")]
+    AnotherMachine { here: String, through: String },
     #[error("the waits' gpu_ns must rise; {after_ns} comes after {before_ns}")]
     WaitsOutOfOrder { before_ns: f64, after_ns: f64 },
     #[error(

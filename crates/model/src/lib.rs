@@ -21,9 +21,11 @@ mod effect;
 mod error;
 mod graft;
 mod iteration;
+mod measured;
 mod mode;
 mod network;
 mod packets;
+mod pair;
 pub mod pcie;
 mod pcie_requirements;
 mod period;
@@ -40,17 +42,19 @@ pub use crate::{
     constants::{Constants, WaitCost},
     error::Error,
     iteration::{Iteration, Step, Stream, Unit},
+    measured::WithoutNetwork,
     mode::{LEVELS, Mode, SMALL_MESSAGE_BYTES, check_level},
     network::{BITS_PER_S_MAX, BITS_PER_S_MIN, Network, RTT_NS_MAX, show_bits_per_s, show_ns},
     packets::{Fabric, Played, Traffic},
+    pair::Pair,
     pcie::{Late, Pcie, PcieError},
     pcie_requirements::{PciePoint, PcieRequirements, added_ns},
     replay::{Observer, Outcome, Remote, Replay, Unobserved, Where},
     report::{Timeline, html, pcie_html},
     requirements::{
         BANDWIDTHS_BPS, BandwidthMin, CallCost, ClassCount, Grid, KnownNetwork, LEVELS_RTT_NS,
-        LevelNeeds, LevelSlope, Question, RTTS_NS, Recording, Requirements, RttMax, SLOPE_BPS,
-        Slope, Spread, frontier,
+        LevelNeeds, LevelSlope, Measured, Question, RTTS_NS, Recording, Requirements, RttMax,
+        SLOPE_BPS, Slope, Spread, frontier,
     },
     search::{Both, Judge, Limit, RESOLUTION},
     workload::{FoundBy, ITERATIONS_MAX, Note, Workload},

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     Both, Budget, Confidence, Constants, Error, FoundBy, Judge, LEVELS, Limit, Margin, Mode,
-    Network, Observer, Remote, Replay, Step, Where, Workload,
+    Network, Observer, Remote, Replay, Step, Where, WithoutNetwork, Workload,
     advice::advice,
     check_level,
     confidence::model_error,
@@ -41,6 +41,8 @@ pub struct Question<'a> {
     pub at: Network,
     /// Number of the iteration, from 1; `None` for the typical one.
     pub iteration: Option<usize>,
+    /// Time without a network, if it was measured.
+    pub without_network: Option<&'a WithoutNetwork>,
 }
 
 /// An answer of the models. Overheads are shares of the local time: 0.05 is 5 %.
@@ -56,6 +58,8 @@ pub struct Requirements {
     pub waits: usize,
     /// Overhead of a network that costs nothing.
     pub perfect: Both<f64>,
+    /// The overhead that was measured without a network, and the replay's for the same link.
+    pub without_network: Option<Measured>,
     /// True if the simulation can meet the budget.
     pub can_be_met: bool,
     /// The largest round-trip time at each bandwidth.
@@ -102,6 +106,14 @@ pub struct Recording {
     pub replay_error_max: f64,
     pub classes: Vec<ClassCount>,
     pub notes: Vec<String>,
+}
+
+/// A measurement without a network beside its prediction.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Measured {
+    #[serde(flatten)]
+    pub known: WithoutNetwork,
+    pub foreseen: f64,
 }
 
 /// Differences between iterations.
@@ -198,6 +210,14 @@ pub struct CallCost {
     pub advice: String,
 }
 
+impl<'a> Question<'a> {
+    /// Returns what judges networks for an iteration at a level, by what was measured as well.
+    fn judge(&self, iteration: &'a Iteration, level: Level) -> Judge<'a> {
+        let judge = Judge::new(iteration, level, self.constants);
+        judge.measured(self.without_network, self.level)
+    }
+}
+
 impl Requirements {
     /// Returns true if a perfect network would keep the budget, but for the margin.
     pub fn is_uncertain(&self) -> bool {
@@ -221,6 +241,7 @@ impl Requirements {
             constants: question.constants.clone(),
             waits: waits(iteration),
             perfect,
+            without_network: measured(iteration, question),
             can_be_met: perfect.simulated <= part,
             rtt_max: rtt_max(&mut judge, part),
             rtt_beyond: rtt_max(&mut judge, margin.beyond(question.budget.part())),
@@ -248,7 +269,10 @@ fn judge<'a>(
         Some(number) => workload.iteration(number)?,
         None => workload.typical(),
     };
-    let judge = Judge::new(iteration, question.level, question.constants);
+    if let (Some(_), Some(gpu)) = (question.without_network, &workload.gpu) {
+        return Err(Error::NotLocal { gpu: gpu.clone() });
+    }
+    let judge = question.judge(iteration, question.level);
     if judge.local_ns <= 0.0 {
         return Err(Error::NoTime);
     }
@@ -260,9 +284,20 @@ fn waits(iteration: &Iteration) -> usize {
     iteration.steps().filter(waits).count()
 }
 
+fn measured(iteration: &Iteration, question: &Question) -> Option<Measured> {
+    let known = *question.without_network?;
+    let mut judge = Judge::new(iteration, question.level, question.constants);
+    let foreseen = judge.overhead(known.network).simulated;
+    Some(Measured { known, foreseen })
+}
+
 fn margin(workload: &Workload, iteration: &Iteration, question: &Question) -> Margin {
     let model_error = model_error(iteration, question.level, question.constants);
-    Margin::new(question.confidence, workload.errors, model_error)
+    let (confidence, budget) = (question.confidence, question.budget.part());
+    match question.without_network {
+        None => Margin::new(confidence, workload.errors, model_error),
+        Some(known) => Margin::measured(confidence, known, model_error, budget),
+    }
 }
 
 /// Returns the networks that just keep an iteration within the budget, by simulation: round trips
@@ -357,7 +392,7 @@ fn recording(
 
 fn spread(workload: &Workload, question: &Question) -> Spread {
     let overhead = |iteration: &Iteration| {
-        let mut judge = Judge::new(iteration, question.level, question.constants);
+        let mut judge = question.judge(iteration, question.level);
         judge.overhead(question.at).simulated
     };
     let mut overheads: Vec<f64> = workload.iterations.iter().map(overhead).collect();
@@ -401,7 +436,7 @@ fn bandwidth_min(judge: &mut Judge, part: f64) -> Vec<BandwidthMin> {
 
 fn slope(iteration: &Iteration, question: &Question) -> Slope {
     let levels = LEVELS.map(|level| {
-        let mut judge = Judge::new(iteration, level, question.constants);
+        let mut judge = question.judge(iteration, level);
         let overhead: Vec<Both<f64>> = SLOPE_RTTS_NS
             .iter()
             .map(|rtt_ns| {
@@ -466,7 +501,7 @@ fn known(judge: &mut Judge, part: f64) -> Vec<KnownNetwork> {
 
 fn levels(iteration: &Iteration, question: &Question, part: f64) -> Vec<LevelNeeds> {
     let needs = LEVELS.map(|level| {
-        let mut judge = Judge::new(iteration, level, question.constants);
+        let mut judge = question.judge(iteration, level);
         let closed = *judge.closed();
         LevelNeeds {
             level: level.to_string(),
@@ -526,9 +561,8 @@ fn calls(
         freed: None,
     });
     let mut costs = Costs::default();
-    let total_ns = Replay::new(iteration)
-        .run_observed(place, &mut costs)
-        .total_ns;
+    Replay::new(iteration).run_observed(place, &mut costs);
+    let total_ns = judge.total_ns(question.at, None);
     let mut costs: Vec<_> = costs.by_call.into_iter().collect();
     costs.sort_by(|((a_name, a_class), a), ((b_name, b_class), b)| {
         let added = |cost: &Cost| cost.remote_ns - cost.local_ns;

@@ -4,7 +4,7 @@ use outboard_api::optimise::Level;
 use serde::Serialize;
 
 use crate::{
-    Closed, Constants, Network, Remote, Replay, Where,
+    Closed, Constants, Network, Remote, Replay, Where, WithoutNetwork,
     iteration::Iteration,
     network::{BITS_PER_S_MAX, BITS_PER_S_MIN, RTT_NS_MAX},
 };
@@ -41,6 +41,8 @@ pub struct Judge<'a> {
     level: Level,
     /// Simulated; overheads are shares of it.
     pub local_ns: f64,
+    /// Time that a measurement without a network adds to each replay over one.
+    more_ns: f64,
 }
 
 impl<'a> Judge<'a> {
@@ -53,7 +55,20 @@ impl<'a> Judge<'a> {
             constants,
             level,
             local_ns,
+            more_ns: 0.0,
         }
+    }
+
+    /// Makes replays at the measured link take what was measured, and all others that much more or
+    /// less. The measurement is taken to be of the level `at`.
+    pub(crate) fn measured(mut self, known: Option<&WithoutNetwork>, at: Level) -> Judge<'a> {
+        if let Some(known) = known {
+            let level = std::mem::replace(&mut self.level, at);
+            let foreseen = self.simulated(known.network);
+            self.more_ns = (known.overhead - foreseen) * self.local_ns;
+            self.level = level;
+        }
+        self
     }
 
     pub fn closed(&self) -> &Closed {
@@ -80,7 +95,7 @@ impl<'a> Judge<'a> {
             constants: self.constants,
             freed,
         });
-        self.replay.run(place).total_ns
+        self.replay.run(place).total_ns + self.more_ns
     }
 
     /// Returns the largest round-trip time with an overhead of at most `part` of the local time.

@@ -36,6 +36,8 @@ pub struct Workload {
     pub notes: Vec<Note>,
     /// Names of functions and kernels, as calls and units refer to them.
     pub names: Vec<String>,
+    /// Server of a recording that was made through one.
+    pub(crate) gpu: Option<String>,
     pub(crate) errors: Errors,
 }
 
@@ -160,6 +162,7 @@ impl Workload {
             present,
             notes,
             names: trace.names.clone(),
+            gpu: trace.about.gpu.clone(),
         })
     }
 

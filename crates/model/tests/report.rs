@@ -33,6 +33,7 @@ fn page(trace: &Trace) -> String {
         constants: &constants,
         at: Network::new(30_000.0, 25e9).unwrap(),
         iteration: None,
+        without_network: None,
     };
     let workload = Workload::new(trace).unwrap();
     let found = Requirements::new(&trace.about, &workload, &question).unwrap();

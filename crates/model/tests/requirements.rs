@@ -7,8 +7,8 @@ mod builder;
 use builder::{Builder, C, call, launch, random, synchronize};
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Both, Budget, Confidence, Constants, Error, Judge, Limit, Network, PcieRequirements, Question,
-    RESOLUTION, RTT_NS_MAX, Requirements, Workload,
+    Both, Budget, Confidence, Constants, Error, Judge, Limit, Network, Pair, PcieRequirements,
+    Question, RESOLUTION, RTT_NS_MAX, Requirements, WithoutNetwork, Workload,
 };
 use outboard_trace::{About, Class, GpuWork, Trace};
 
@@ -34,6 +34,7 @@ fn ask_with(
         constants: &constants,
         at: Network::new(30_000.0, 25e9)?,
         iteration: None,
+        without_network: None,
     };
     Requirements::new(&About::default(), &Workload::new(trace)?, &question)
 }
@@ -332,6 +333,7 @@ fn more_confidence_allows_less() {
                 constants: &constants,
                 at: Network::new(30_000.0, 25e9).unwrap(),
                 iteration: None,
+                without_network: None,
             };
             let workload = Workload::new(&trace).unwrap();
             let found = Requirements::new(&About::default(), &workload, &question).unwrap();
@@ -418,4 +420,165 @@ fn a_program_that_waits_often_gets_no_figure() {
     }
     // A perfect network would do, if waits cost what is foreseen.
     assert!(often.perfect.simulated < 0.1 && !often.can_be_met && often.is_uncertain());
+}
+
+/// Iterations of 10 ms with two waits, over which the program computes; `ns` more of them each.
+fn steps(ns: u64, gpu: Option<&str>) -> Trace {
+    let mut b = Builder::new();
+    for number in 0..6 {
+        b.mark(0, false);
+        for _ in 0..2 {
+            b.compute(0, 4_980_000 + ns + 1_000 * number);
+            let now = b.now(0);
+            b.gpu(
+                launch(4_000).stream(1),
+                GpuWork::Kernel,
+                now + 4_000,
+                5_000,
+                0,
+            );
+            b.call(synchronize(10_000).stream(1));
+        }
+        b.mark(0, true);
+    }
+    let mut trace = b.build();
+    trace.about.gpu = gpu.map(Into::into);
+    trace.about.host.cpu = "a processor".into();
+    trace
+}
+
+const THROUGH: &str = "shm:///tmp/a.sock";
+
+fn through(ns: u64) -> Trace {
+    let mut trace = steps(ns, Some(THROUGH));
+    trace.about.emulated = Some("rtt=1ns,bandwidth=100Gbps".into());
+    trace
+}
+
+#[test]
+fn what_was_measured_without_a_network_is_what_it_takes_there() {
+    let trace = steps(0, None);
+    let workload = Workload::new(&trace).unwrap();
+    let constants = constants();
+    let ask = |known: Option<&WithoutNetwork>, rtt_ns: f64| {
+        let question = Question {
+            budget: Budget::percent(5.0).unwrap(),
+            confidence: Confidence::EVEN,
+            level: Level::ALL_OF_IT,
+            constants: &constants,
+            at: Network::new(rtt_ns, 1e11).unwrap(),
+            iteration: None,
+            without_network: known,
+        };
+        Requirements::new(&About::default(), &workload, &question).unwrap()
+    };
+    let known = WithoutNetwork::given(-7.0, 1.0, &"rtt=1ns,bandwidth=100Gbps".parse().unwrap());
+    let known = known.unwrap();
+    let measured = ask(Some(&known), 1.0);
+    assert!((measured.at_overhead.simulated + 0.07).abs() < 1e-9);
+    assert!((measured.perfect.simulated + 0.07).abs() < 1e-5);
+    let (foreseen, same) = (ask(None, 1.0), measured.without_network.unwrap());
+    assert!((same.foreseen - foreseen.at_overhead.simulated).abs() < 1e-12);
+    // A network adds what it did, so that of 12 % two waits may take 0.6 ms each.
+    let added =
+        |known| ask(known, 4e5).at_overhead.simulated - ask(known, 1.0).at_overhead.simulated;
+    assert!((added(Some(&known)) - added(None)).abs() < 1e-12);
+    let rtt_ns = rank(measured.rtt_max.last().unwrap().rtt_ns.simulated);
+    assert!((590e3..605e3).contains(&rtt_ns), "{rtt_ns}");
+    // Bounds of what a question may say.
+    for (percent, error) in [
+        (-100.0, 1.0),
+        (f64::NAN, 1.0),
+        (1_001.0, 1.0),
+        (5.0, -1.0),
+        (5.0, 101.0),
+    ] {
+        let network = "rtt=1ns".parse().unwrap();
+        assert!(
+            WithoutNetwork::given(percent, error, &network).is_err(),
+            "{percent} {error}"
+        );
+    }
+    let far = WithoutNetwork::given(1.0, 1.0, &"rtt=50us".parse().unwrap());
+    assert!(matches!(far, Err(Error::WithNetwork { .. })), "{far:?}");
+}
+
+#[test]
+fn recordings_of_both_are_compared() {
+    let pair = |here: u64, there: u64| (steps(here, None), through(there));
+    let of = |pairs: &[(Trace, Trace)]| {
+        let pairs: Vec<Pair> = pairs
+            .iter()
+            .map(|(here, through)| Pair { here, through })
+            .collect();
+        WithoutNetwork::of(&pairs).unwrap()
+    };
+    let one = of(&[pair(0, 250_000)]);
+    assert!((one.overhead - 0.05).abs() < 1e-3, "{one:?}");
+    assert!(
+        (0.03..0.031).contains(&one.error) && one.pairs == 1,
+        "{one:?}"
+    );
+    let pairs = [(0, 250_000), (100_000, 350_000), (0, 200_000), (0, 300_000)];
+    let four = of(&pairs.map(|(here, there)| pair(here, there)));
+    assert!((four.overhead - 0.05).abs() < 2e-3, "{four:?}");
+    assert!(
+        (0.015..0.016).contains(&four.error) && four.pairs == 4,
+        "{four:?}"
+    );
+    let unsteady = [(0, 500_000), (0, 0), (0, 1_000_000), (0, 1_500_000)];
+    assert!(of(&unsteady.map(|(here, there)| pair(here, there))).error > 0.05);
+}
+
+#[test]
+fn recordings_that_are_no_pair_are_refused() {
+    let here = steps(0, None);
+    let refuse = |here: &Trace, change: &dyn Fn(&mut Trace), says: &str| {
+        let mut through = through(0);
+        change(&mut through);
+        let error = WithoutNetwork::of(&[Pair {
+            here,
+            through: &through,
+        }])
+        .unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    };
+    refuse(
+        &here,
+        &|t| t.about.gpu = None,
+        "made here, not through a server",
+    );
+    refuse(
+        &here,
+        &|t| t.about.gpu = Some("tcp://a:1".into()),
+        "through tcp://a:1, whose own",
+    );
+    refuse(
+        &here,
+        &|t| t.about.emulated = None,
+        "names no emulated network",
+    );
+    refuse(
+        &here,
+        &|t| t.about.emulated = Some("rtt=1ms".into()),
+        "over rtt=1ms, it is not without",
+    );
+    refuse(
+        &here,
+        &|t| t.about.host.cores = 9,
+        "9 cores of a processor through",
+    );
+    let gpu = outboard_trace::Device {
+        name: "another GPU".into(),
+        memory_bytes: 1,
+    };
+    refuse(
+        &here,
+        &|t| t.about.devices = vec![gpu.clone()],
+        "another GPU through",
+    );
+    refuse(&through(0), &|_| (), "with outboard run --local");
+    let mut other = random(3, 6, 60, 1);
+    other.about.host.cpu = "a processor".into();
+    refuse(&other, &|_| (), "different programs: an iteration makes");
 }

@@ -33,6 +33,9 @@ pub struct About {
     pub gpu: Option<String>,
     /// Level of optimisation, if the GPU was a server's.
     pub optimise: Option<String>,
+    /// Network that was emulated between the program and that server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulated: Option<String>,
     pub host: Host,
     pub devices: Vec<Device>,
     /// The servers of a program with several, by the numbers that its calls name; empty if it had

@@ -52,6 +52,7 @@ Examples:
   outboard require recording --budget 20% --at metro --report out.html
   outboard require recording --at rtt=100us,bandwidth=10Gbps --optimise or
   outboard require recording --json - | jq .known
+  outboard require recording --through recording2    sharper: measured without a network as well
   outboard require recording --level pcie            the GPU behind a longer PCIe, driver and program as they are")]
 pub(crate) struct RequireArgs {
     /// A recording of the program
@@ -65,9 +66,38 @@ pub(crate) struct RequireArgs {
     )]
     pub(crate) budget: Budget,
     /// The probability with which a figure keeps the budget, as far as the recording's noise and
-    /// the replay's error tell: 50% to 99.9%
-    #[arg(long, value_name = "PERCENT", default_value_t = Confidence::USUAL)]
-    pub(crate) confidence: Confidence,
+    /// the replay's error tell: 50% to 99.9% [default: 90%; if the program was measured without a
+    /// network, as much more as leaves the budget exceeded at double the figure]
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) confidence: Option<Confidence>,
+    /// A recording of the same program on the same machine through a server without a network:
+    /// --gpu shm://... --emulate rtt=1ns,bandwidth=100Gbps. Leaves less in doubt, most of all if
+    /// given several times
+    #[arg(long, value_name = "RECORDING", conflicts_with = "without_network")]
+    pub(crate) through: Vec<PathBuf>,
+    /// Further recordings on the local GPU, each made just before the second, third, ... --through
+    #[arg(long, value_name = "RECORDING", requires = "through")]
+    pub(crate) here: Vec<PathBuf>,
+    /// In place of --through: how much longer an iteration takes through a server without a network
+    /// than on the local GPU, as -9.3%
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        value_parser = parse_percent,
+        allow_hyphen_values = true,
+        requires = "without_network_error"
+    )]
+    pub(crate) without_network: Option<f64>,
+    /// Standard deviation of that, as 1%
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "without_network")]
+    pub(crate) without_network_error: Option<f64>,
+    /// The link over which that was measured
+    #[arg(
+        long,
+        value_name = "NETWORK",
+        default_value = "rtt=1ns,bandwidth=100Gbps"
+    )]
+    pub(crate) without_network_at: Network,
     /// The level of remoting: the driver's calls, or the PCIe
     #[arg(long, value_enum, default_value_t = LevelOfRemoting::Api)]
     pub(crate) level: LevelOfRemoting,
@@ -108,6 +138,14 @@ pub(crate) enum LevelOfRemoting {
     Api,
     /// Packets of the PCIe travel, as in DxPU
     Pcie,
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().strip_suffix('%').map(str::trim);
+    let percent = number.and_then(|number| number.parse::<f64>().ok());
+    percent
+        .filter(|percent| percent.is_finite())
+        .ok_or_else(|| "write a percentage of the local time, such as -9.3%".into())
 }
 
 fn parse_step(text: &str) -> Result<f64, String> {

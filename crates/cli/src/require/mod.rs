@@ -5,13 +5,16 @@ mod csv;
 mod output;
 mod text;
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Context as _;
 use outboard_api::optimise::Level;
 use outboard_model::{
-    Both, Budget, Confidence, Constants, Judge, Network, Note, PcieRequirements, Question,
-    Requirements, Timeline, Workload, frontier, html, pcie_html,
+    Both, Budget, Confidence, Constants, Judge, Network, Note, Pair, PcieRequirements, Question,
+    Requirements, Timeline, WithoutNetwork, Workload, frontier, html, pcie_html,
 };
 use outboard_trace::Trace;
 use serde::Serialize;
@@ -26,8 +29,7 @@ pub(crate) use output::{Outputs, check_writable, nameless, write_whole};
 const CONSTANTS_BYTES_MAX: u64 = 1 << 20;
 
 pub(crate) fn require(args: RequireArgs) -> anyhow::Result<ExitCode> {
-    let trace = trace::read_with(&args.file, args.iterations.as_ref())?;
-    trace::one_server(&trace, &args.file)?;
+    let trace = read(&args.file, &args)?;
     let mut workload =
         Workload::new(&trace).with_context(|| format!("the recording {}", args.file.display()))?;
     if let Some(step_ns) = args.step {
@@ -77,6 +79,7 @@ pub(crate) fn networks_for(
         constants: &Constants::published(),
         at: Network::PERFECT,
         iteration: None,
+        without_network: None,
     };
     frontier(&workload, &question).with_context(named)
 }
@@ -91,13 +94,15 @@ fn over_a_network(
     workload: &Workload,
 ) -> anyhow::Result<ExitCode> {
     let constants = constants(args.constants.as_deref())?;
+    let measured = without_network(args, trace)?;
     let question = Question {
         budget: args.budget,
-        confidence: args.confidence,
+        confidence: args.confidence.unwrap_or(Confidence::USUAL),
         level: args.optimise,
         constants: &constants,
         at: Network::from(&args.at),
         iteration: args.iteration,
+        without_network: measured.as_ref(),
     };
     let found = Requirements::new(&trace.about, workload, &question)?;
     let mut outputs = Outputs::default();
@@ -115,7 +120,49 @@ fn over_a_network(
     Ok(exit_code(found.can_be_met))
 }
 
+fn read(path: &Path, args: &RequireArgs) -> anyhow::Result<Trace> {
+    let trace = trace::read_with(path, args.iterations.as_ref())?;
+    trace::one_server(&trace, path)?;
+    Ok(trace)
+}
+
+/// Returns what the program takes without a network, if it was measured.
+fn without_network(args: &RequireArgs, trace: &Trace) -> anyhow::Result<Option<WithoutNetwork>> {
+    if let (Some(percent), Some(error)) = (args.without_network, args.without_network_error) {
+        return Ok(Some(WithoutNetwork::given(
+            percent,
+            error,
+            &args.without_network_at,
+        )?));
+    }
+    if args.through.is_empty() {
+        return Ok(None);
+    }
+    anyhow::ensure!(
+        args.here.len() + 1 == args.through.len(),
+        "{} recordings here and {} through the server are not pairs; name one more with --through than with --here, since the \
+         first recording is local too",
+        args.here.len() + 1,
+        args.through.len()
+    );
+    let read_all = |paths: &[PathBuf]| -> anyhow::Result<Vec<Trace>> {
+        paths.iter().map(|path| read(path, args)).collect()
+    };
+    let (through, here) = (read_all(&args.through)?, read_all(&args.here)?);
+    let here = std::iter::once(trace).chain(&here);
+    let pairs = here.zip(&through);
+    let pairs: Vec<Pair> = pairs
+        .map(|(here, through)| Pair { here, through })
+        .collect();
+    let measured = WithoutNetwork::of(&pairs);
+    measured.map(Some).context("comparing with --through")
+}
+
 fn over_pcie(args: &RequireArgs, trace: &Trace, workload: &Workload) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(
+        args.through.is_empty() && args.without_network.is_none(),
+        "behind a longer PCIe there is no server; leave out --through and --without-network"
+    );
     let program = trace.about.argv.join(" ");
     let found = PcieRequirements::new(program, workload, args.budget, args.iteration)?;
     let mut outputs = Outputs::default();

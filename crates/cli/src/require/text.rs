@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use outboard_model::{
-    FoundBy, LEVELS_RTT_NS, Limit, PcieRequirements, Requirements, SLOPE_BPS, show_bits_per_s,
-    show_ns,
+    FoundBy, LEVELS_RTT_NS, Limit, PcieRequirements, Requirements, SLOPE_BPS, WithoutNetwork,
+    show_bits_per_s, show_ns,
 };
 
 /// Least error by waits, as a share of an iteration, that is said.
@@ -62,25 +62,7 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
     for note in &recording.notes {
         writeln!(text, "  note: {note}")?;
     }
-    let margin = &found.margin;
-    writeln!(
-        text,
-        "  {:.1} % are kept below the budget, for a confidence of {}: iterations vary by {:.1} %, their replay is off by {:.1} %, \
-         the model by {:.1} %",
-        100.0 * margin.margin,
-        margin.confidence,
-        100.0 * margin.noise,
-        100.0 * margin.replay_error,
-        100.0 * margin.model_error
-    )?;
-    if margin.waits_error >= WAITS_ERROR_SAID {
-        writeln!(
-            text,
-            "  note: each of {} waits may take longer than foreseen, together {:.1} % of it; `outboard run --emulate` measures it",
-            found.waits,
-            100.0 * margin.waits_error
-        )?;
-    }
+    doubt(text, found)?;
     let constants = &found.constants;
     writeln!(
         text,
@@ -89,6 +71,55 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
         show_ns(constants.time_local_ns),
         constants.source
     )
+}
+
+/// Writes the margin, what it is made of, and what would make it smaller.
+fn doubt(text: &mut String, found: &Requirements) -> std::fmt::Result {
+    let margin = &found.margin;
+    let kept = format!(
+        "  {:.1} % are kept below the budget, for a confidence of {}",
+        100.0 * margin.margin,
+        margin.confidence
+    );
+    if let Some(measured) = &found.without_network {
+        let known = &measured.known;
+        let by = match known.pairs {
+            0 => "as given".into(),
+            1 => "by a pair of recordings".into(),
+            count => format!("by {count} pairs of recordings"),
+        };
+        return writeln!(
+            text,
+            "  without a network it takes {}, {by}; the replay alone says {}\n\
+             {kept}: that measurement is off by {:.1} %, what the network adds by {:.1} %",
+            longer(known.overhead),
+            longer(measured.foreseen),
+            100.0 * margin.noise,
+            100.0 * margin.model_error
+        );
+    }
+    writeln!(
+        text,
+        "{kept}: iterations vary by {:.1} %, their replay is off by {:.1} %, the model by {:.1} %",
+        100.0 * margin.noise,
+        100.0 * margin.replay_error,
+        100.0 * margin.model_error
+    )?;
+    if WithoutNetwork::is_worth(margin.margin, found.budget) {
+        writeln!(
+            text,
+            "  note: that is more than half of the budget; recorded without a network as well (--through), less is in doubt"
+        )?;
+    }
+    if margin.waits_error >= WAITS_ERROR_SAID {
+        writeln!(
+            text,
+            "  note: each of {} waits may take longer than foreseen, together {:.1} % of it; `outboard run --emulate` measures it",
+            found.waits,
+            100.0 * margin.waits_error
+        )?;
+    }
+    Ok(())
 }
 
 fn verdict(text: &mut String, found: &Requirements) -> std::fmt::Result {

@@ -180,6 +180,53 @@ fn how_it_ends() {
 }
 
 #[test]
+fn a_measurement_that_says_nothing_is_refused() {
+    let folder = Folder::new();
+    let file = folder.recording(&sample());
+    for (arguments, expected, says) in [
+        (
+            &["--without-network", "-7%"][..],
+            2,
+            "--without-network-error",
+        ),
+        (
+            &["--without-network", "0.93", "--without-network-error", "1%"],
+            2,
+            "such as -9.3%",
+        ),
+        (
+            &["--without-network=-100%", "--without-network-error=1%"],
+            1,
+            "must be more than -100",
+        ),
+        (
+            &[
+                "--without-network=-7%",
+                "--without-network-error=1%",
+                "--without-network-at=rtt=1ms",
+            ],
+            1,
+            "over rtt=1ms, it is not without",
+        ),
+        (
+            &[
+                "--without-network=-7%",
+                "--without-network-error=1%",
+                "--level=pcie",
+            ],
+            1,
+            "there is no server",
+        ),
+        (&["--here", "/dev/null"], 2, "--through"),
+        (&["--through", "/dev/null"], 1, "/dev/null"),
+    ] {
+        let (code, out, error) = require(&file, arguments);
+        assert_eq!(code, Some(expected), "{arguments:?}: {out}{error}");
+        assert!(error.contains(says), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
 fn what_is_no_recording_is_an_error_and_leaves_nothing() {
     let folder = Folder::new();
     let out = folder.path("out.json");
@@ -286,4 +333,46 @@ fn constants_are_read_and_checked() {
         assert_eq!(code, Some(1));
         assert!(error.contains(says), "{error}");
     }
+}
+
+#[test]
+fn a_measurement_without_a_network_replaces_the_models_error() {
+    let folder = Folder::new();
+    let file = folder.recording(&sample());
+    let (code, out, error) = require(&file, &["--budget", "1%"]);
+    assert!(matches!(code, Some(0 | 3)), "{error}");
+    assert!(
+        out.contains("more than half of the budget; recorded without a network"),
+        "{out}"
+    );
+    let arguments = [
+        "--without-network",
+        "-7%",
+        "--without-network-error",
+        "0.5%",
+        "--without-network-at",
+        "rtt=1ns",
+    ];
+    let (code, out, error) = require(&file, &arguments);
+    assert_eq!(code, Some(0), "{out}{error}");
+    for part in [
+        "without a network it takes 7.00 % shorter than locally, as given; the replay alone says",
+        "that measurement is off by 0.5 %, what the network adds by",
+        "a perfect one: 7.00 % shorter than locally",
+    ] {
+        assert!(out.contains(part), "{part} in {out}");
+    }
+    let (_, out, _) = require(&file, &[&arguments[..], &["--json", "-"]].concat());
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(found["without_network"]["overhead"], -0.07);
+    assert_eq!(found["without_network"]["pairs"], 0);
+    assert_eq!(found["margin"]["noise"], 0.005);
+    // More recordings through the server than here are no pairs.
+    let path = file.to_str().unwrap();
+    let (code, _, error) = require(&file, &["--through", path, "--through", path]);
+    assert_eq!(code, Some(1));
+    assert!(
+        error.contains("1 recordings here and 2 through the server"),
+        "{error}"
+    );
 }

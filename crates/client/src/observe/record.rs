@@ -8,6 +8,7 @@
 use std::ffi::c_char;
 
 use outboard_api::{CUresult, decl::Class};
+use outboard_link::emulated;
 use outboard_trace::{
     Device, RecordedServer, Ticks,
     live::{self, Live, Made, Numbered, Subject},
@@ -154,6 +155,10 @@ pub(crate) fn connected<'a>(
     live.know(|about| {
         about.gpu = Some(url.into());
         about.optimise = Some(optimise::level().to_string());
+        about.emulated = emulated::asked()
+            .ok()
+            .flatten()
+            .map(|asked| asked.network.to_string());
         about.driver_version = driver_version;
         let devices = servers.iter().flat_map(|server| &server.devices);
         about.devices = devices.cloned().collect();

@@ -121,6 +121,7 @@ fn about(random: &mut Random) -> About {
         release: "0.1.0".into(),
         gpu: (random.below(2) == 0).then(|| "tcp://a:1".into()),
         optimise: None,
+        emulated: (random.below(2) == 0).then(|| "rtt=10us".into()),
         host: Host {
             cpu: "a processor".into(),
             cores: 2,
