@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
+from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server, run_through, start_server
 
 pytestmark = pytest.mark.smoke
 
@@ -76,6 +76,15 @@ def test_one_server_twice(servers: tuple[Server, Server]) -> None:
 def test_swapped_devices_work(servers: tuple[Server, Server]) -> None:
     done = through([s.urls["shm"] for s in servers], "copies", {"CUDA_VISIBLE_DEVICES": "1,0"})
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_a_runtime_takes_swapped_devices(servers: tuple[Server, Server]) -> None:
+    """It checks the driver by a value over all devices, in the program's order."""
+    urls = ",".join(server.urls["shm"] for server in servers)
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "1,0"}
+    argv = [OUTBOARD, "run", "--gpu", urls, "--", EXAMPLES / "vector_add"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_first_gpus(servers: tuple[Server, Server]) -> None:

@@ -288,8 +288,14 @@ extern "C" fn integrity_value(version: u32, unix_seconds: u64, out: Out<'_, [u64
             function: integrity_value as FunctionSlot as u64,
         };
         // Called before cuInit too; the public calls then report no device, and so does this.
-        let devices = drivers().iter().flat_map(|driver| driver.cards());
-        let devices: Vec<DeviceCard> = devices.cloned().collect();
+        // The program's order may mix the devices of several servers.
+        let mut devices: Vec<(CUdevice, DeviceCard)> = Vec::new();
+        for driver in drivers() {
+            let cards = driver.cards().iter().cloned().enumerate();
+            devices.extend(cards.map(|(local, card)| (driver.devices.program(local), card)));
+        }
+        devices.sort_by_key(|(number, _)| *number);
+        let devices: Vec<DeviceCard> = devices.into_iter().map(|(_, card)| card).collect();
         out.put(integrity::value(version, unix_seconds, addresses, &devices))
     })
 }
