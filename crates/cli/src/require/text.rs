@@ -88,7 +88,7 @@ fn doubt(text: &mut String, found: &Requirements) -> std::fmt::Result {
             1 => "by a pair of recordings".into(),
             count => format!("by {count} pairs of recordings"),
         };
-        return writeln!(
+        writeln!(
             text,
             "  without a network it takes {}, {by}; the replay alone says {}\n\
              {kept}: that measurement is off by {:.1} %, what the network adds by {:.1} %",
@@ -96,7 +96,16 @@ fn doubt(text: &mut String, found: &Requirements) -> std::fmt::Result {
             longer(measured.foreseen),
             100.0 * margin.noise,
             100.0 * margin.model_error
-        );
+        )?;
+        if WithoutNetwork::is_worth(margin.margin, found.budget)
+            && margin.noise > margin.model_error
+        {
+            writeln!(
+                text,
+                "  note: that is more than half of the budget; more pairs of recordings (--through, --here) leave less in doubt"
+            )?;
+        }
+        return Ok(());
     }
     writeln!(
         text,

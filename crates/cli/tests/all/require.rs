@@ -367,6 +367,15 @@ fn a_measurement_without_a_network_replaces_the_models_error() {
     assert_eq!(found["without_network"]["overhead"], -0.07);
     assert_eq!(found["without_network"]["pairs"], 0);
     assert_eq!(found["margin"]["noise"], 0.005);
+    let page = folder.path("a.html");
+    let report = ["--report", page.to_str().unwrap()];
+    let (_, out, _) = require(&file, &[&arguments[..], &report].concat());
+    assert!(!out.contains("more pairs of recordings"), "{out}");
+    let page = std::fs::read_to_string(&page).unwrap();
+    assert!(page.contains("Without a network -7.00"), "{page}");
+    let unsure = ["--without-network=-7%", "--without-network-error=5%"];
+    let (_, out, _) = require(&file, &unsure);
+    assert!(out.contains("more pairs of recordings"), "{out}");
     // More recordings through the server than here are no pairs.
     let path = file.to_str().unwrap();
     let (code, _, error) = require(&file, &["--through", path, "--through", path]);

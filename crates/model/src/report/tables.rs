@@ -34,7 +34,14 @@ pub(super) fn summary(found: &Requirements) -> String {
 /// Returns the sentence that answers which network is needed.
 fn answer(found: &Requirements) -> String {
     let perfect = percent(found.perfect.simulated);
-    match found.can_be_met {
+    let measured = found.without_network.map_or(String::new(), |measured| {
+        format!(
+            " Without a network {} was measured; the replay alone says {}.",
+            percent(measured.known.overhead),
+            percent(measured.foreseen)
+        )
+    });
+    let verdict = match found.can_be_met {
         true => {
             let widest = found.rtt_max.last();
             let limit = widest.map_or(String::new(), |point| {
@@ -57,7 +64,8 @@ fn answer(found: &Requirements) -> String {
             "No network keeps it within {}: with a perfect one the overhead is {perfect} already.",
             found.budget
         ),
-    }
+    };
+    verdict + &measured
 }
 
 /// Returns the numbers below the answer, each with what it is.
