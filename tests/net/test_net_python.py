@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ROOT, TEST_PROGRAMS, Server
+from harness import DEVICE, ROOT, TEST_PROGRAMS, Server
 from posting import BUILD_S_MAX, LIBRARY, NVCC, RUN_S_MAX, by, free_address
 
 
@@ -41,8 +41,8 @@ def test_python_makes_endpoints_for_kernels(server: Server, kernels: Path) -> No
     assert run_python(server, kernels) == expected
     # With the inbox in the GPU's memory.
     assert run_python(server, kernels, provider="nvlink") == expected
-    # Where the GPU is, with the inbox in its memory.
-    for provider in ("nic", "nvlink", "auto"):
+    # Where the GPU is, with the inbox in its memory, which a thread of a server of NVIDIA's does not reach.
+    for provider in ("nic", "nvlink", "auto") if DEVICE == "soft" else ("nvlink", "auto"):
         assert run_python(server, kernels, provider=provider, link="tcp", inbox="gpu") == expected
     for provider in ("nic", "nvlink"):
         address = free_address()

@@ -53,7 +53,7 @@ libc = ctypes.CDLL(None)
 
 class Program:
     def __init__(self) -> None:
-        self.device = c_uint64()
+        self.device, self.other, self.event = c_uint64(), c_void_p(), c_void_p()
         primary_context()
         [self.kernel] = kernels(PTX, "add")
         must("cuMemAlloc_v2", byref(self.device), c_size_t(4096))
@@ -66,8 +66,13 @@ class Program:
         must("cuLaunchKernel", self.kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
         self.launched += not where
 
-    def wait(self) -> None:
-        must("cuCtxSynchronize")
+    def wait(self, how: str = "") -> None:
+        """Waits for all work, or for the default stream alone, after an event of another stream."""
+        if how == "joined":
+            must("cuMemsetD8Async", c_uint64(self.device.value + 64), 0, c_size_t(4), self.other)
+            must("cuEventRecord", self.event, self.other)
+            must("cuStreamWaitEvent", c_void_p(), self.event, 0)
+        must("cuStreamSynchronize", c_void_p()) if how else must("cuCtxSynchronize")
 
     def pinned(self, flags: int = 0) -> int:
         memory = c_void_p()
@@ -156,13 +161,20 @@ def history(program: Program, name: str) -> int:
             program.launch()
         program.wait()
         return 0
-    if name == "stale_words":
+    if name.startswith("stale_words"):
         # As in a framework whose arguments contain leftovers of the stack.
+        how = name.removeprefix("stale_words").removeprefix("_")
+        if how == "joined":
+            must("cuStreamCreate", byref(program.other), 1)
+            must("cuEventCreate", byref(program.event), 2)
         for _ in range(6):
             program.launch(stale=memory + 64)
             for _ in range(UNNAMED_WAITS):
                 program.launch()
-                program.wait()
+                program.wait(how)
+        # The answer to a question comes with a later wait.
+        program.launch()
+        program.wait(how)
         return 0
     # The kernel really uses it: both sides see what the other wrote.
     program.launch(memory)
@@ -213,7 +225,7 @@ def main(name: str, launches: int) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (BYTES, BYTES))
     program = Program()
     written = history(program, name)
-    program.wait()
+    program.wait("stream" if name.startswith("stale_words_") else "")
     for number in range(launches):
         if written:
             # A separate word for each launch, because earlier kernels may still run.

@@ -140,6 +140,11 @@ impl Contexts {
         primary.or_else(|| self.all.read().values().copied().find(made))
     }
 
+    /// Returns all contexts that are not destroyed.
+    pub(crate) fn handles(&self) -> Vec<CUcontext> {
+        self.all.read().values().map(|c| c.handle).collect()
+    }
+
     /// Returns the primary contexts that the server has made.
     pub(crate) fn made_primaries(&self) -> Vec<CUcontext> {
         let made = |context: &&'static Context| context.created.load(Ordering::Acquire);

@@ -36,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outboard_api::CUresult;
+use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
 use outboard_wire::{doc::NET_CONTROL_BYTES, messages, runs::Runs};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
@@ -48,7 +48,10 @@ use super::{
     host_memory::{HostMemory, HostRange, Writer},
     mirror::Mirror,
 };
-use crate::{log, session::MirrorCopy};
+use crate::{
+    log,
+    session::{Group, MirrorCopy, Sink},
+};
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
@@ -101,6 +104,15 @@ pub(crate) struct Mirrors {
     are_lent: AtomicBool,
     /// Streams whose last copy into a mirror did not come while a launch waited for it.
     doubts: Mutex<Doubts>,
+    /// A question without an answer so far, for mirrors that may be closed when all work is done.
+    asked: Mutex<Option<Ends>>,
+}
+
+/// A question when the work of a context up to a number is done.
+struct Ends {
+    context: CUcontext,
+    mark: u64,
+    group: Arc<Group>,
 }
 
 #[derive(Default)]
@@ -591,7 +603,7 @@ impl Driver {
     #[inline]
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
         if self.has_mirrors() {
-            return self.push_written();
+            return self.push_written(true);
         }
         Ok(())
     }
@@ -606,7 +618,7 @@ impl Driver {
         if self.session.is_receiving() && !stream.is_capturing() {
             self.wait_for_copies_before(stream);
         }
-        self.push_written()
+        self.push_written(false)
     }
 
     /// Waits for copies into mirrors that are under way now and that work in this stream may come
@@ -662,11 +674,12 @@ impl Driver {
         }
     }
 
+    /// `may_ask` unless this is for a launch: its own work would follow the question.
     #[cold]
-    fn push_written(&self) -> Result<(), CUresult> {
+    fn push_written(&self, may_ask: bool) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
         open.is_looked_at_by_this_thread();
-        let pushed = self.push_all(&mut open);
+        let pushed = self.push_all(&mut open, may_ask);
         // Adapters see all of it, or what was there before.
         if std::mem::take(&mut open.is_holding) {
             self.submit(&messages::NetHold { held: 0 })?;
@@ -674,7 +687,7 @@ impl Driver {
         pushed
     }
 
-    fn push_all(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
+    fn push_all(&self, open: &mut OpenMirrors, may_ask: bool) -> Result<(), CUresult> {
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
         // While kernels or adapters may be writing, only the words that the program itself changed
         // may be sent. A launch of another thread may be sent at any time after its own look.
@@ -685,8 +698,8 @@ impl Driver {
             self.submit(&messages::NetHold { held: 1 })?;
             open.is_holding = true;
         }
-        if is_idle {
-            self.close_unnamed(open, look)?;
+        if !are_lent {
+            self.close_unnamed(open, look, may_ask)?;
         }
         // An error of one piece of memory keeps no other back.
         let mut pushed = self.push_controls(open);
@@ -730,10 +743,15 @@ impl Driver {
 
     /// Closes mirrors that no launch has named for a long time. All work is done, so nothing
     /// written is lost.
-    fn close_unnamed(&self, open: &mut OpenMirrors, look: u64) -> Result<(), CUresult> {
+    fn close_unnamed(
+        &self,
+        open: &mut OpenMirrors,
+        look: u64,
+        may_ask: bool,
+    ) -> Result<(), CUresult> {
         let waits = self.session.waits();
         let is_unnamed = |range: &Arc<HostRange>| range.mirror.is_unnamed(look, waits);
-        if !open.ranges.iter().any(is_unnamed) {
+        if !open.ranges.iter().any(is_unnamed) || !self.is_at_rest(may_ask) {
             return Ok(());
         }
         // A launch that is being sent may have named one just now.
@@ -754,6 +772,43 @@ impl Driver {
             self.close_in(open, &range)?;
         }
         Ok(())
+    }
+
+    /// Returns whether all work is known to be done. If not, asks the server when what was sent
+    /// until now is, and waits for no answer: a program may wait for single streams only.
+    fn is_at_rest(&self, may_ask: bool) -> bool {
+        let session = &self.session.progress;
+        if session.is_idle() {
+            return true;
+        }
+        let mut asked = self.mirrors.asked.lock();
+        if let Some(ends) = asked.take_if(|ends| ends.group.is_complete())
+            && ends.group.take().is_ok()
+        {
+            self.streams.complete_in(ends.context, ends.mark);
+        }
+        let mut contexts = self.contexts.handles().into_iter();
+        let Some(context) = contexts.find(|c| self.streams.is_at_work(*c, session)) else {
+            return true;
+        };
+        if asked.is_none() && may_ask {
+            // If the session has ended, what is sent next notices it.
+            *asked = self.ask_for_end(context).ok();
+        }
+        false
+    }
+
+    fn ask_for_end(&self, context: CUcontext) -> Result<Ends, CUresult> {
+        let (mark, group) = (self.session.progress.mark(), Group::watching(None));
+        let (slot, value) = group.word();
+        let fence = messages::FenceContext { slot, value };
+        let wire = context.0 as u64;
+        self.session.ask(wire, &fence, &group, Sink::Group)?;
+        Ok(Ends {
+            context,
+            mark,
+            group,
+        })
     }
 
     /// Sends the program's changes in `[from, to)`.
