@@ -50,6 +50,9 @@ pub(super) struct MemoryAt {
 /// A box copy whose addresses were checked to be the session's.
 pub(super) struct CheckedBox(pub(super) CUDA_MEMCPY3D);
 
+// SAFETY: its pointers are addresses for the driver, which nothing here follows.
+unsafe impl Sync for CheckedBox {}
+
 impl CheckedBox {
     /// # Safety
     /// Each end must be an array of the session, or memory of the session that holds the whole box.

@@ -75,8 +75,8 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let dst = self.known(m.dst, m.data.len() as u64)?;
-        self.send(cx, m.stream, m.data, |device, src, stream| {
-            device.copy_slot((m.stream, stream), dst, src)
+        self.send(cx, m.stream, m.data, |device, cx, src, stream| {
+            device.copy_slot(cx, (m.stream, stream), dst, src)
         })?;
         self.settle_copy(m.stream, m.sync)
     }
@@ -97,8 +97,8 @@ impl Nvidia {
     ) -> Result<Pending, Failure> {
         self.enter(cx)?;
         let src = self.known(m.src, m.len)?;
-        self.receive(cx, m.stream, m.len, |device, dst, stream| {
-            device.copy_slot((m.stream, stream), dst, src)
+        self.receive(cx, m.stream, m.len, |device, cx, dst, stream| {
+            device.copy_slot(cx, (m.stream, stream), dst, src)
         })
     }
 
@@ -110,7 +110,7 @@ impl Nvidia {
         self.enter(cx)?;
         let copy = self.checked_box(m.desc, None)?;
         let stream = self.real_stream(m.stream)?;
-        self.copy_checked_box((m.stream, stream), &copy)
+        self.copy_checked_box(cx, (m.stream, stream), &copy)
     }
 
     pub(super) fn copy_box_in(
@@ -120,9 +120,9 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let desc = m.desc;
-        self.send(cx, m.stream, m.data, |device, src, stream| {
+        self.send(cx, m.stream, m.data, |device, cx, src, stream| {
             let copy = device.checked_box(desc, Some(src))?;
-            device.copy_checked_box((m.stream, stream), &copy)
+            device.copy_checked_box(cx, (m.stream, stream), &copy)
         })?;
         self.settle_copy(m.stream, m.sync)
     }
@@ -135,9 +135,9 @@ impl Nvidia {
         self.enter(cx)?;
         let len = packed_bytes(&parse_box(m.desc)?)?;
         let desc = m.desc;
-        self.receive(cx, m.stream, len, |device, dst, stream| {
+        self.receive(cx, m.stream, len, |device, cx, dst, stream| {
             let copy = device.checked_box(desc, Some(dst))?;
-            device.copy_checked_box((m.stream, stream), &copy)
+            device.copy_checked_box(cx, (m.stream, stream), &copy)
         })
     }
 
@@ -150,20 +150,21 @@ impl Nvidia {
     /// Puts a message's data where the GPU can read it, and submits a copy from there.
     fn send(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
         stream_id: u64,
         data: Data<'_>,
-        submit: impl FnOnce(&mut Nvidia, Span, real::Stream) -> Result<(), Failure>,
+        submit: impl FnOnce(&mut Nvidia, &mut Cx<'_>, Span, real::Stream) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         if data.len() == 0 {
             return Ok(());
         }
         let stream = self.real_stream(stream_id)?;
         if self.capturing(stream)? {
-            return self.send_captured(cx, stream, &cx.bytes(data)?, submit);
+            let bytes = cx.bytes(data)?;
+            return self.send_captured(cx, stream, &bytes, submit);
         }
         let slot = self.filled_slot(cx, data)?;
-        submit(self, slot.span()?, stream)?;
+        submit(self, cx, slot.span()?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         match hold.mark(stream) {
             Ok(mark) => self.staging.put_busy(stream, mark, slot),
@@ -205,17 +206,17 @@ impl Nvidia {
     /// again.
     fn send_captured(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
         stream: real::Stream,
         data: &[u8],
-        submit: impl FnOnce(&mut Nvidia, Span, real::Stream) -> Result<(), Failure>,
+        submit: impl FnOnce(&mut Nvidia, &mut Cx<'_>, Span, real::Stream) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let capture = self.driver.capture(stream)?.id;
         self.enter_base()?;
         let mut memory = Pinned::new(&self.base, data.len())?.whole();
         memory.fill(data);
         self.enter(cx)?;
-        submit(self, memory.span(data.len()), stream)?;
+        submit(self, cx, memory.span(data.len()), stream)?;
         self.capture_memory
             .entry(capture)
             .or_default()
@@ -226,16 +227,16 @@ impl Nvidia {
     /// Submits a copy into a slot from which the reply is sent.
     fn receive(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
         stream_id: u64,
         len: u64,
-        submit: impl FnOnce(&mut Nvidia, Span, real::Stream) -> Result<(), Failure>,
+        submit: impl FnOnce(&mut Nvidia, &mut Cx<'_>, Span, real::Stream) -> Result<(), Failure>,
     ) -> Result<Pending, Failure> {
         let stream = self.real_stream(stream_id)?;
         self.refuse_capturing(stream, "a copy to the client's unshared memory")?;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let slot = Arc::new(self.slot(cx, len)?);
-        submit(self, Filled::Slot(slot.clone()).span()?, stream)?;
+        submit(self, cx, Filled::Slot(slot.clone()).span()?, stream)?;
         let hold = self.stream_hold(stream_id)?;
         let mark = match self.watched_mark(&hold, stream, NOT_WANTED) {
             Ok(mark) => mark,

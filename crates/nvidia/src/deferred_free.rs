@@ -106,6 +106,13 @@ impl DeferredFrees {
         !self.frees.is_empty()
     }
 
+    /// Takes out the objects that the GPU no longer uses and whose release waits for the device.
+    pub(super) fn take_waiting(&mut self) -> Vec<Retired> {
+        let is_taken = |free: &mut DeferredFree| free.retired.waits() && done(free.marks.as_ref());
+        let taken = self.frees.extract_if(.., is_taken);
+        taken.map(|free| free.retired).collect()
+    }
+
     /// Takes back the mapping of exactly this range, with the marks that its next use must wait
     /// for.
     pub(super) fn take_mapping(&mut self, va: u64, len: u64) -> Option<(Mapping, Marks)> {

@@ -30,6 +30,8 @@ use super::{
 
 /// Host functions submitted and not done, at most; a further one is refused.
 const OUTSTANDING_MAX: usize = 1 << 20;
+/// Status with which the process ends if its client has left a driver call that nothing ends.
+pub const LEFT_HELD_UP_STATUS: i32 = 3;
 
 /// State shared with the driver's callback threads.
 #[derive(Default)]
@@ -204,6 +206,28 @@ impl<'d> Aside<'d> {
             printing,
         }
     }
+
+    /// Whether the GPU's work may wait for the client: for the end of a host function, or for a word
+    /// of its memory.
+    pub(super) fn may_wait_for_client(&self) -> bool {
+        self.host_calls.is_outstanding() || self.host.is_any_mirrored()
+    }
+
+    /// Serves the client once. Returns whether it is there: if it has left, its host functions count
+    /// as done.
+    pub(super) fn serve(&mut self, service: &mut Service<'_>) -> bool {
+        let mut done = Vec::new();
+        let is_there = service(self, &mut done);
+        if !is_there {
+            self.host_calls.end();
+        }
+        for call in done {
+            if let Err(failure) = self.host_calls.done(call) {
+                tracing::warn!(%failure, "an answer to no host function");
+            }
+        }
+        is_there
+    }
 }
 
 impl HeldUp for Aside<'_> {
@@ -238,14 +262,15 @@ pub(super) fn aside<T: Send>(
     service: &mut Service<'_>,
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
-    match device.host_calls.is_outstanding() || device.host.is_any_mirrored() {
+    match device.may_wait_for_client() {
         true => held_up(driver, context, device, service, call),
         false => call(driver),
     }
 }
 
 /// Makes a driver call on another thread, while this one goes on serving the client. If the client
-/// has left, its host functions count as done; a call that does not return then ends the process.
+/// has left, its host functions count as done; a call that does not return then ends the process,
+/// with a status of its own. No handlers of exits run: the driver's might wait for the call.
 pub(super) fn held_up<T: Send>(
     driver: &Driver,
     context: real::Context,
@@ -258,20 +283,14 @@ pub(super) fn held_up<T: Send>(
             driver.cuCtxSetCurrent(context)?;
             call(driver)
         });
-        let mut done = Vec::new();
         let mut alone_since = None;
         while !held_up.is_finished() {
-            if !service(&mut device, &mut done) {
-                device.host_calls.end();
+            if !device.serve(service) {
                 let since = *alone_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_millis(REST_MS_MAX) {
                     tracing::warn!("the client has left a driver call that nothing ends");
-                    std::process::exit(0);
-                }
-            }
-            for call in done.drain(..) {
-                if let Err(failure) = device.host_calls.done(call) {
-                    tracing::warn!(%failure, "an answer to no host function");
+                    // SAFETY: ends the process, and returns to nothing here.
+                    unsafe { libc::_exit(LEFT_HELD_UP_STATUS) };
                 }
             }
             std::thread::sleep(Duration::from_micros(ASIDE_US));

@@ -8,12 +8,11 @@
 use std::{ffi::c_void, ptr, sync::Arc};
 
 use outboard_api::{
-    CUresult,
     cuda::{CUDA_MEMCPY3D, CUmemLocation, CUmemPoolProps},
     enums::{
         CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_ARRAY,
         CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-        CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
     },
 };
 use outboard_device::{Cx, Failure};
@@ -23,7 +22,7 @@ use super::{
     addresses::Span,
     calls::CheckedBox,
     host_calls,
-    owned::{ContextHold, Owned, given_back, ready},
+    owned::{ContextHold, Owned, given_back},
     table::{Driver, Refused, real},
 };
 
@@ -41,6 +40,7 @@ impl Nvidia {
     /// Copies between the session's host memory and pinned memory of this process, or a device.
     pub(super) fn copy_slot(
         &mut self,
+        cx: &mut Cx<'_>,
         (stream_id, stream): (u64, real::Stream),
         dst: Span,
         src: Span,
@@ -48,11 +48,7 @@ impl Nvidia {
         if !self.host.is_host(dst.address()) && !self.host.is_host(src.address()) {
             return Ok(self.driver.memcpy(dst, src, stream)?);
         }
-        if !self.copy_by_device((stream_id, stream), dst, src)? {
-            self.check_may_wait(stream)?;
-            self.driver.memcpy(dst, src, stream)?;
-        }
-        Ok(())
+        self.copy_on_host(cx, (stream_id, stream), dst, src)
     }
 
     /// Copies from the session's host memory to such memory.
@@ -110,6 +106,7 @@ impl Nvidia {
     /// Copies a box in a stream.
     pub(super) fn copy_checked_box(
         &mut self,
+        cx: &mut Cx<'_>,
         (stream_id, stream): (u64, real::Stream),
         copy: &CheckedBox,
     ) -> Result<(), Failure> {
@@ -121,8 +118,12 @@ impl Nvidia {
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
         let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
-            self.check_may_wait(stream)?;
-            return Ok(self.driver.memcpy_box(copy, stream)?);
+            let current = self.context(cx.context)?.hold.handle;
+            let wait = |driver: &Driver| driver.memcpy_box(copy, stream);
+            let (driver, device) = self.aside();
+            return Ok(host_calls::held_up(
+                driver, current, device, cx.service, wait,
+            )?);
         };
         let [to_device, to_host] = by_way_of(copy, bounce);
         let copied = self.driver.memcpy_box(&to_device, stream);
@@ -163,23 +164,21 @@ impl Nvidia {
         Ok(allocated.ok().map(|address| (hold, address)))
     }
 
-    /// Refuses a copy that would wait for a host function, whose end this thread has yet to
-    /// receive.
-    fn check_may_wait(&self, stream: real::Stream) -> Result<(), Failure> {
-        if !self.host_calls.is_outstanding() || ready(self.driver.cuStreamQuery(stream))? {
-            return Ok(());
-        }
-        Err(Failure::new(
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-            "no device memory is left for a copy from host memory to host memory",
-        ))
-    }
-
-    /// Gives back the memory of pools that no copy uses.
-    pub(super) fn trim_pools(&self) {
-        for (_, pool) in &self.pools {
+    /// Gives back the memory of pools that no copy uses, and returns how many bytes copies use.
+    pub(super) fn trim_pools(&self) -> u64 {
+        let trim = |pool: &Owned<real::Pool>| {
             given_back(self.driver.cuMemPoolTrimTo(pool.handle(), 0));
-        }
+            let mut reserved = 0_u64;
+            let value = (&raw mut reserved).cast::<c_void>();
+            let attribute = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            // SAFETY: the attribute's value is a `cuuint64_t` (cuda.h).
+            let asked = unsafe {
+                self.driver
+                    .cuMemPoolGetAttribute(pool.handle(), attribute, value)
+            };
+            asked.map_or(0, |()| reserved)
+        };
+        self.pools.iter().map(|(_, pool)| trim(pool)).sum()
     }
 
     fn pool(&mut self, hold: &Arc<ContextHold>) -> Result<real::Pool, Refused> {

@@ -427,7 +427,7 @@ impl Nvidia {
             tag => Some((cx.fds)(tag)?),
         };
         // The client asks again: what the range waits for may be one of its later messages.
-        if self.holds_freed(m.va, m.len) {
+        if self.holds_freed(cx.service, m.va, m.len)? {
             return Err(Failure::new(
                 CUresult::CUDA_ERROR_NOT_READY,
                 format!("host memory at {:#x} that was freed is still in use", m.va),

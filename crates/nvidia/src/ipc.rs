@@ -53,7 +53,7 @@ impl Nvidia {
         self.enter(cx)?;
         let opened = self.ipc.open_memory(m)?;
         let (device, memory) = self.import(&opened)?;
-        self.map_foreign(device, memory, m.va, opened.len)?;
+        self.map_foreign(cx.service, device, memory, m.va, opened.len)?;
         Ok(messages::IpcOpenMemoryReply {
             device: device as u32,
         })

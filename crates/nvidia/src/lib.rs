@@ -6,8 +6,9 @@
 //! driver's functions), [`host_memory`] and [`staging`] (memory shared with the GPU), [`printed`]
 //! (standard output) and [`nvml`]; elsewhere only where an address has just been checked.
 //!
-//! Nothing here waits for the GPU, with one bounded exception: mapping a range whose freed memory
-//! is still in use (`memory.rs`). Objects release themselves when dropped; those that the GPU may
+//! Nothing here waits for the GPU, with two exceptions during which the client is served: mapping a
+//! range whose freed memory is still in use, for a bounded time (`memory.rs`), and calls for which
+//! the driver itself waits (`host_calls.rs`). Objects release themselves when dropped; those that the GPU may
 //! still use go through the deferred free of [`deferred_free`].
 //!
 //! Locks, none held while another is taken: the event pool of a context, the staging pool, the
@@ -141,6 +142,7 @@ pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
 }
 
 pub use self::{
+    host_calls::LEFT_HELD_UP_STATUS,
     mps::check as check_mps,
     nvml::{Monitor, is_named as is_management_named},
     nvml_events::{GpuError, GpuErrorKind, Watcher},

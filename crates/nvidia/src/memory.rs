@@ -15,13 +15,14 @@ use outboard_api::{
         CU_MEM_LOCATION_TYPE_DEVICE,
     },
 };
-use outboard_device::{Cx, Failure};
+use outboard_device::{Cx, Failure, Service};
 use outboard_wire::messages;
 
 use super::{
     Nvidia,
     addresses::Span,
     deferred_free::{Marks, Retired},
+    host_calls,
     mapping::Mapping,
     owned::{Owned, given_back},
     table::{Driver, Refused, real},
@@ -42,12 +43,11 @@ const WINDOW_STEP_BYTES: u64 = 2 << 40;
 const WINDOW_BYTES: &[u64] = &[1 << 40, 1 << 38, 1 << 36];
 /// How long mapping a range again may wait for work that still uses the range.
 const SETTLE_MS_MAX: u64 = 10_000;
-/// How long that may wait while host functions are queued: the work may itself wait for one, whose
-/// end this thread has yet to receive.
-const SETTLE_BESIDE_HOST_CALLS_MS_MAX: u64 = 100;
 const SETTLE_POLL_US: u64 = 20;
+/// How long that leaves a client unserved for which the work may wait.
+const UNSERVED_US_MAX: u64 = 200;
 /// Time after which an object whose range is wanted is released although the device is at work.
-const RELEASE_BUSY_MS: u64 = 5_000;
+const RELEASE_BUSY_MS: u64 = if cfg!(test) { 50 } else { 5_000 };
 /// Count of deferred frees above which each further one first releases those that are done.
 const DEFERRED_FREES_MAX: usize = 64;
 
@@ -157,7 +157,7 @@ impl Nvidia {
         let device = self.context(cx.context)?.device;
         if let Some((mapping, marks)) = self.deferred_frees.take_mapping(m.va, m.len) {
             if mapping.allocation.hold.device == device {
-                let settled = self.await_marks(&marks);
+                let settled = self.await_marks(cx.service, &marks);
                 if settled.is_ok() {
                     return self.keep_mapping(mapping);
                 }
@@ -166,8 +166,8 @@ impl Nvidia {
             }
             self.rebury(mapping, marks);
         }
-        self.vacate(m.va, m.len)?;
-        let allocation = Arc::new(self.create_allocation(device, m.len)?);
+        self.vacate(cx.service, m.va, m.len)?;
+        let allocation = Arc::new(self.create_allocation(cx.service, device, m.len)?);
         let mut mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, 0)?;
         mapping.is_private = true;
         self.give_access(device, m.va, m.len)?;
@@ -177,13 +177,14 @@ impl Nvidia {
     /// Maps another session's memory.
     pub(super) fn map_foreign(
         &mut self,
+        service: &mut Service<'_>,
         device: usize,
         allocation: Arc<Owned<real::Allocation>>,
         va: u64,
         len: u64,
     ) -> Result<(), Failure> {
         self.in_window(va, len)?;
-        self.vacate(va, len)?;
+        self.vacate(service, va, len)?;
         let mapping = Mapping::new(&self.driver, &allocation, va, len, 0)?;
         self.give_access(device, va, len)?;
         self.keep_mapping(mapping)
@@ -199,12 +200,12 @@ impl Nvidia {
 
     pub(super) fn allocation_create(
         &mut self,
-        _cx: &mut Cx<'_>,
+        cx: &mut Cx<'_>,
         m: &messages::AllocationCreate,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.real_device(m.device)?;
-        let allocation = self.create_allocation(m.device as usize, m.len)?;
+        let allocation = self.create_allocation(cx.service, m.device as usize, m.len)?;
         let memory = Arc::new(allocation);
         let len = m.len;
         self.allocations
@@ -223,12 +224,12 @@ impl Nvidia {
 
     pub(super) fn allocation_map(
         &mut self,
-        _cx: &mut Cx<'_>,
+        cx: &mut Cx<'_>,
         m: &messages::AllocationMap,
     ) -> Result<(), Failure> {
         self.enter_base()?;
         self.in_window(m.va, m.len)?;
-        self.vacate(m.va, m.len)?;
+        self.vacate(cx.service, m.va, m.len)?;
         let allocation = self.allocations.get(m.allocation)?.memory.clone();
         let mapping = Mapping::new(&self.driver, &allocation, m.va, m.len, m.offset)?;
         self.keep_mapping(mapping)
@@ -288,6 +289,7 @@ impl Nvidia {
 
     fn create_allocation(
         &mut self,
+        service: &mut Service<'_>,
         device: usize,
         len: u64,
     ) -> Result<Owned<real::Allocation>, Failure> {
@@ -315,7 +317,7 @@ impl Nvidia {
         }
         let created = match self.driver.cuMemCreate(len, &properties, 0) {
             Err(refused) if refused.status == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                self.create_after_frees(len, &properties, refused)?
+                self.create_after_frees(service, len, &properties, refused)?
             }
             created => created?,
         };
@@ -325,30 +327,33 @@ impl Nvidia {
     }
 
     /// Makes an allocation for which there was no room, as soon as deferred frees that are released
-    /// make some. Gives up when none is left whose end could be seen.
+    /// make some, or pools whose copies are over. Gives up when none is left whose end could be
+    /// seen.
     fn create_after_frees(
         &mut self,
+        service: &mut Service<'_>,
         len: u64,
         properties: &CUmemAllocationProp,
         refused: Refused,
     ) -> Result<real::Allocation, Failure> {
-        self.trim_pools();
-        let (mut left, mut created) = (self.deferred_frees.len(), Err(refused));
+        let taken = |device: &Nvidia| (device.deferred_frees.len(), device.trim_pools());
+        let (mut before, mut created) = (taken(self), Err(refused));
         if !self.pools.is_empty() {
             created = self.driver.cuMemCreate(len, properties, 0);
         }
         let start = Instant::now();
         while created.is_err() {
             self.reap();
-            if self.deferred_frees.len() < left {
+            let now = taken(self);
+            if now.0 < before.0 || now.1 < before.1 {
                 created = self.driver.cuMemCreate(len, properties, 0);
-            } else if self.deferred_frees.is_any_marked() {
-                self.check_patience(start)?;
+            } else if self.deferred_frees.is_any_marked() || now.1 > 0 {
+                self.settle(service, start)?;
                 std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
             } else {
                 break;
             }
-            left = self.deferred_frees.len();
+            before = now;
         }
         Ok(created?)
     }
@@ -410,12 +415,16 @@ impl Nvidia {
         Ok(())
     }
 
-    /// Waits until no deferred free holds part of a range. It polls with a time limit, because the
-    /// work may wait for a host function, or for a kernel that does.
-    pub(super) fn vacate(&mut self, va: u64, len: u64) -> Result<(), Failure> {
+    /// Waits until no deferred free holds part of a range, within a time limit.
+    pub(super) fn vacate(
+        &mut self,
+        service: &mut Service<'_>,
+        va: u64,
+        len: u64,
+    ) -> Result<(), Failure> {
         let start = Instant::now();
-        while self.holds_freed(va, len) {
-            self.check_patience(start)?;
+        while self.holds_freed(service, va, len)? {
+            self.settle(service, start)?;
             std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
         }
         Ok(())
@@ -423,40 +432,67 @@ impl Nvidia {
 
     /// Whether deferred frees hold part of a range, after a look at them. Those that have waited
     /// for an idle device for long are released anyway.
-    pub(super) fn holds_freed(&mut self, va: u64, len: u64) -> bool {
+    pub(super) fn holds_freed(
+        &mut self,
+        service: &mut Service<'_>,
+        va: u64,
+        len: u64,
+    ) -> Result<bool, Failure> {
         if !self.deferred_frees.overlaps(va, len) {
-            return false;
+            return Ok(false);
         }
         self.reap();
         let is_old = |age| self.deferred_frees.is_any_older(age);
         if !self.host_calls.is_outstanding() && is_old(Duration::from_millis(RELEASE_BUSY_MS)) {
-            self.release(true);
+            self.release_busy(service)?;
         }
-        self.deferred_frees.overlaps(va, len)
+        Ok(self.deferred_frees.overlaps(va, len))
+    }
+
+    /// Releases deferred frees that the GPU no longer uses and for whose release the driver waits
+    /// for the device.
+    fn release_busy(&mut self, service: &mut Service<'_>) -> Result<(), Failure> {
+        let retired = self.deferred_frees.take_waiting();
+        let current = self.base.handle;
+        let release = |_: &Driver| {
+            drop(retired);
+            Ok(())
+        };
+        self.enter_base()?;
+        let (driver, device) = self.aside();
+        Ok(host_calls::aside(
+            driver, current, device, service, release,
+        )?)
     }
 
     /// Waits for the last work on memory that is to be used again, as the real `cuMemFree` does.
-    fn await_marks(&mut self, marks: &Marks) -> Result<(), Failure> {
+    fn await_marks(&mut self, service: &mut Service<'_>, marks: &Marks) -> Result<(), Failure> {
         let start = Instant::now();
         while !marks.iter().all(|mark| mark.reached().unwrap_or(true)) {
-            self.check_patience(start)?;
+            self.settle(service, start)?;
             std::hint::spin_loop();
         }
         Ok(())
     }
 
-    fn check_patience(&self, since: Instant) -> Result<(), Failure> {
-        let limit = match self.host_calls.is_outstanding() {
-            true => SETTLE_BESIDE_HOST_CALLS_MS_MAX,
-            false => SETTLE_MS_MAX,
-        };
-        if since.elapsed() <= Duration::from_millis(limit) {
-            return Ok(());
+    /// Takes one turn of a wait that began at `since` for work that uses freed memory: serves the
+    /// client if the work may wait for it. Fails at the time limit, or if the client has left.
+    fn settle(&mut self, service: &mut Service<'_>, since: Instant) -> Result<(), Failure> {
+        let waited = since.elapsed();
+        let refused = |why| Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, why));
+        if waited > Duration::from_millis(SETTLE_MS_MAX) {
+            return refused(format!(
+                "memory that was freed is still in use after {SETTLE_MS_MAX} ms"
+            ));
         }
-        Err(Failure::new(
-            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-            format!("memory that was freed is still in use after {limit} ms"),
-        ))
+        let (_, mut device) = self.aside();
+        let is_unserved = waited > Duration::from_micros(UNSERVED_US_MAX);
+        if is_unserved && device.may_wait_for_client() && !device.serve(service) {
+            return refused(
+                "memory that was freed is still in use, and the client has left".into(),
+            );
+        }
+        Ok(())
     }
 
     fn rebury(&mut self, mapping: Mapping, marks: Marks) {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use outboard_device::{Cx, Device, Failure};
-pub(crate) use outboard_nvidia::{GpuError, GpuErrorKind};
+pub(crate) use outboard_nvidia::{GpuError, GpuErrorKind, LEFT_HELD_UP_STATUS};
 use outboard_nvidia::{NvidiaOptions, Watcher};
 use outboard_soft::{BOARD_BYTES, Capability, Checks, SoftOptions, Watch};
 use outboard_wire::{doc, messages};

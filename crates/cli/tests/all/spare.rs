@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::common::*;
-use outboard_link::{Endpoint, Link, Wait, connect, dial};
+use outboard_link::{Endpoint, Link, Sender, Wait, connect, dial};
 use outboard_wire::{
-    Message as _,
+    Message as _, Op,
     doc::{self, NVML_FACTS, NVML_NOW, NVML_SAMPLES, NvmlSnapshot},
     frame,
     handshake::{Purpose, ServerWelcome},
@@ -455,4 +455,56 @@ fn a_spare_spares_the_client_the_opening_of_the_device() {
     assert!(took(&["--spare", "0"]) >= Duration::from_millis(INIT_MS));
     let took = took(&[]);
     assert!(took < Duration::from_millis(INIT_MS / 2), "{took:?}");
+}
+
+/// Sends a message without a reply.
+fn send<'a, M: Op<'a>>(sender: &mut Sender, message: &M) {
+    let mut frame = sender.reserve(frame::request_len(message)).unwrap();
+    frame::encode_request(&mut frame, 0, 0, message).unwrap();
+    frame.commit().unwrap();
+}
+
+#[test]
+fn a_worker_whose_client_has_left_a_driver_call_is_named() {
+    let fake = FakeDriver::build();
+    fake.set("pools_refuse", 1);
+    let server = fake.serve(&[]);
+    let worker = server.ready_spare(1);
+    let (link, _) = session(&server.shm);
+    let (mut sender, receiver) = link.split();
+    let places = [0x5600_0000_0000, 0x5600_0001_0000];
+    for va in places {
+        let (len, flags, fd_tag) = (4096, 0, 0);
+        let map = messages::HostMap {
+            va,
+            len,
+            flags,
+            fd_tag,
+        };
+        send(&mut sender, &map);
+    }
+    let [dst, src] = places;
+    // The fake's kernel, which waits for a word that the client never writes.
+    let kernel = messages::CuMemsetD8Async {
+        dst_device: dst,
+        uc: 0xee,
+        n: 1,
+        h_stream: 0,
+    };
+    send(&mut sender, &kernel);
+    // Without device memory, the driver's copy waits for the kernel.
+    let (dst, len, stream, sync) = (dst + 8, 8, 0, 0);
+    let copy = messages::Copy {
+        dst,
+        src,
+        len,
+        stream,
+        sync,
+    };
+    send(&mut sender, &copy);
+    sender.flush().unwrap();
+    drop((sender, receiver));
+    server.expect_log("ended in a driver call that its client has left");
+    assert!(!is_alive(worker));
+    assert!(!server.log().contains("ERROR"), "{}", server.log());
 }

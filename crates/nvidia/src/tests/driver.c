@@ -20,6 +20,16 @@ static atomic_int running; /* Host functions. */
 static atomic_int held, live_mappings, live_events, live_streams, live_contexts, live_pinned, live_registered, live_memory;
 static size_t memory_left = 64 << 20;
 
+/* A kernel that runs as long as the byte has this value; a memset to it starts one. */
+enum { WAITING = 0xee };
+static volatile unsigned char *_Atomic waited_for;
+static int waits_for_word(void) {
+  volatile unsigned char *at = waited_for;
+  if (at && *at == WAITING) return 1;
+  waited_for = 0;
+  return 0;
+}
+
 /* For the tests. */
 void fake_hold(int on) { held = on; }
 int fake_live(void) {
@@ -135,34 +145,44 @@ result cuMemHostRegister_v2(void *p, size_t len, unsigned flags) {
 }
 result cuMemHostUnregister(void *p) {
   if (!current) return INVALID_CONTEXT;
-  while (running) usleep(100);
+  while (running || waits_for_word()) usleep(100);
   live_registered--; return SUCCESS;
 }
 result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d = (uint64_t)p; return SUCCESS; }
 
 typedef struct { size_t max_size; } pool;
 static atomic_int live_bounces, pools_refuse;
+static size_t reserved;
 void fake_pools_refuse(int on) { pools_refuse = on; }
 int fake_bounces(void) { return live_bounces; }
 result cuMemPoolCreate(pool **p, const void *prop) { *p = calloc(1, sizeof **p); live_memory++; return SUCCESS; }
 result cuMemPoolSetAttribute(pool *p, int attribute, void *value) { return SUCCESS; }
-result cuMemPoolDestroy(pool *p) { free(p); live_memory--; return SUCCESS; }
+result cuMemPoolGetAttribute(pool *p, int attribute, void *value) {
+  *(uint64_t *)value = reserved;
+  return attribute == 5 ? SUCCESS : INVALID_VALUE;
+}
 result cuMemAllocFromPoolAsync(uint64_t *p, size_t len, pool *from, uintptr_t stream) {
-  if (pools_refuse) return OUT_OF_MEMORY;
+  if (pools_refuse || setting("pools_refuse", 0)) return OUT_OF_MEMORY;
+  if (len > reserved) { memory_left -= len - reserved; reserved = len; }
   *p = (uint64_t)malloc(len); live_memory++; live_bounces++;
   return SUCCESS;
 }
-result cuMemPoolTrimTo(pool *p, size_t keep) { return SUCCESS; }
+result cuMemPoolTrimTo(pool *p, size_t keep) {
+  if (!running) { memory_left += reserved; reserved = 0; }
+  return SUCCESS;
+}
+result cuMemPoolDestroy(pool *p) { cuMemPoolTrimTo(p, 0); free(p); live_memory--; return SUCCESS; }
 result cuMemFreeAsync(uint64_t p, uintptr_t stream) { free((void *)p); live_memory--; return SUCCESS; }
 
 result cuMemcpyAsync(uint64_t dst, uint64_t src, size_t len, uintptr_t stream) {
   // As NVIDIA's: from host memory to host memory it waits for all earlier work.
-  while (running && is_host(dst) && is_host(src)) usleep(100);
+  while ((running || waits_for_word()) && is_host(dst) && is_host(src)) usleep(100);
   memmove((void *)dst, (void *)src, len);
   return SUCCESS;
 }
 result cuMemsetD8Async(uint64_t dst, unsigned char value, size_t len, uintptr_t stream) {
   memset((void *)dst, value, len);
+  if (value == WAITING) waited_for = (void *)dst;
   return SUCCESS;
 }
 result cuMemsetD8_v2(uint64_t dst, unsigned char value, size_t len) { return cuMemsetD8Async(dst, value, len, 0); }
@@ -190,13 +210,16 @@ result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
   default_marks += s == 0;
   uintptr_t of = s >> 12 ? s >> 12 : current;
   if (e->context != (int)of) return INVALID_HANDLE;
-  e->held = held;
+  e->held = held ? 1 : waits_for_word() ? 2 : 0;
   return SUCCESS;
 }
 static atomic_int event_queries;
 int fake_event_queries(void) { return event_queries; }
-result cuEventQuery(event *e) { event_queries++; return e->held && held ? NOT_READY : SUCCESS; }
-result cuStreamQuery(uintptr_t s) { return held || running ? NOT_READY : SUCCESS; }
+result cuEventQuery(event *e) {
+  event_queries++;
+  return e->held == 1 && held || e->held == 2 && waits_for_word() ? NOT_READY : SUCCESS;
+}
+result cuStreamQuery(uintptr_t s) { return held || running || waits_for_word() ? NOT_READY : SUCCESS; }
 result cuStreamWriteValue64_v2(uintptr_t s, uint64_t address, uint64_t value, unsigned flags) {
   if (!held) *(volatile uint64_t *)address = value;
   return flags ? INVALID_VALUE : SUCCESS;

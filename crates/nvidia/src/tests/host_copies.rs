@@ -115,14 +115,14 @@ fn without_device_memory_the_client_is_served_while_a_copy_between_host_memory_w
     client.device.copy(&mut cx, &copy).expect("copied");
     assert_eq!(answered, 1);
     assert!(contents(&mut client, dst) == bytes);
-    // A copy of a message's data is refused before it would wait.
-    host_func(&mut client);
-    let status = client.refused(Request::CopyIn(messages::CopyIn {
+    // A copy of a message's data waits for a word of the program, as do the kernels before it.
+    kernel_that_waits(&mut client, dst + 8);
+    let into = Request::CopyIn(messages::CopyIn {
         dst,
         stream: 0,
         sync: 0,
         data: b"in"[..].into(),
-    }));
-    assert_eq!(status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    super::host_copies::answer(&mut client);
+    });
+    client.send_served(into, dst + 8).expect("copied");
+    assert_eq!(contents(&mut client, dst)[..2], *b"in");
 }

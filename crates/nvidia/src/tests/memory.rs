@@ -303,3 +303,80 @@ fn memory_outlives_the_context_that_it_was_allocated_in() {
     client.device.reap();
     assert_eq!(fake.ask("fake_mappings", 0), 0);
 }
+
+/// Maps a page of host memory at an address that no other client has.
+fn map_mirror(client: &mut Client, offset: u64) -> u64 {
+    let at = 0x5500_0000_0000 + std::ptr::from_ref(client) as u64 % (1 << 30) / 4096 * 4096;
+    let va = at + offset;
+    client.done(mirror_at(va));
+    va
+}
+
+fn mirror_at(va: u64) -> Request<'static> {
+    Request::HostMap(messages::HostMap {
+        va,
+        len: 4096,
+        flags: 0,
+        fd_tag: 0,
+    })
+}
+
+#[test]
+fn the_client_is_served_while_memory_that_is_mapped_again_is_in_use() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let word = map_mirror(&mut client, 0);
+    let va = client.map(0, 4 * MIB);
+    // All of it again, and a part of it.
+    for len in [4 * MIB, 2 * MIB] {
+        kernel_that_waits(&mut client, word);
+        client.done(Request::MemUnmap(messages::MemUnmap { va, len: 4 * MIB }));
+        let again = Request::MemMap(messages::MemMap { va, len });
+        client.send_served(again, word).expect("mapped");
+    }
+}
+
+#[test]
+fn the_client_is_served_while_host_memory_is_unregistered() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (word, freed) = (map_mirror(&mut client, 0), map_mirror(&mut client, 8192));
+    fake.ask("fake_hold", 1);
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: freed,
+        uc: 1,
+        n: 1,
+        h_stream: 0,
+    }));
+    client.done(Request::HostUnmap(messages::HostUnmap { va: freed }));
+    // A kernel that came later does not use the freed memory, but keeps the device busy.
+    fake.ask("fake_hold", 0);
+    kernel_that_waits(&mut client, word);
+    let status = client.refused(mirror_at(freed));
+    assert_eq!(status, CUresult::CUDA_ERROR_NOT_READY);
+    std::thread::sleep(Duration::from_millis(60));
+    client.send_served(mirror_at(freed), word).expect("mapped");
+    drop(client);
+    assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+#[test]
+fn pools_whose_copies_are_over_make_room() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (dst, src) = (map_mirror(&mut client, 0), map_mirror(&mut client, 8192));
+    client.done(Request::HostFunc(messages::HostFunc {
+        stream: 0,
+        call: 11,
+    }));
+    client.done(Request::Copy(messages::Copy {
+        dst,
+        src,
+        len: 4096,
+        stream: 0,
+        sync: 0,
+    }));
+    let (va, len) = (client.base, 64 * MIB);
+    let map = Request::MemMap(messages::MemMap { va, len });
+    client.send_served(map, dst).expect("mapped");
+}

@@ -122,6 +122,25 @@ impl Client {
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }
 
+    /// Sends a message, during which the client ends the kernel that waits for a word at `word`, and
+    /// all host functions.
+    fn send_served(&mut self, request: Request<'_>, word: u64) -> Result<(), Failure> {
+        let mut cx = Cx {
+            context: self.context,
+            images: &mut self.images,
+            placed: None,
+            fds: &mut |_| unreachable!(),
+            service: &mut |device, done| {
+                device.host_write(word, &[0]);
+                let mut reached = Vec::new();
+                device.take_host_calls(&mut reached);
+                done.extend(reached.iter().map(|(call, _)| *call));
+                true
+            },
+        };
+        dispatch(&mut self.device, &mut cx, &request, &mut Vec::new()).map(drop)
+    }
+
     /// Calls the device directly and returns its answer.
     fn with<T>(&mut self, call: impl FnOnce(&mut Nvidia, &mut Cx<'_>) -> T) -> T {
         let mut cx = Cx {
@@ -529,6 +548,16 @@ fn a_host_function_is_announced_and_answered() {
     assert!(!outboard_device::Host::awaits_host_calls(&client.device));
     let status = client.refused(Request::HostFuncDone(messages::HostFuncDone { call: 11 }));
     assert_eq!(status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+}
+
+/// Starts a kernel that waits for a word of the client's: until the byte at `va` is another.
+fn kernel_that_waits(client: &mut Client, va: u64) {
+    client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: va,
+        uc: 0xee,
+        n: 1,
+        h_stream: 0,
+    }));
 }
 
 /// A client with a library of a plain and a managed variable.

@@ -9,7 +9,7 @@ use rustix::{
 };
 use tracing::{error, info, warn};
 
-use super::{Phase, Supervisor, Worker};
+use super::{Phase, Supervisor, Worker, worker::ends_with_client};
 use crate::limits;
 
 impl Supervisor {
@@ -43,7 +43,7 @@ impl Supervisor {
             }
             if worker.key.is_some() {
                 let end = match how {
-                    Ok(status) if status.success() => SessionEnd::Left,
+                    Ok(status) if ends_with_client(status) => SessionEnd::Left,
                     _ => SessionEnd::Worker,
                 };
                 self.view.ended(worker.session, end);

@@ -13,13 +13,14 @@ use outboard_wire::{
     limits::DATA_CONNECTIONS_MAX,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::ServeOptions;
 use crate::{
     admission::{Admission, Order, Transport},
     cgroup::Groups,
     control::Control,
+    devices::LEFT_HELD_UP_STATUS,
     inherit,
     peers::Offers,
 };
@@ -42,6 +43,11 @@ pub(super) struct Worker {
     pub(super) connections_left: usize,
     /// Keys of other servers that its session waits for.
     pub(super) offers: Offers,
+}
+
+/// Whether a worker's end is that of its client: in order, or in a driver call that nothing ended.
+pub(super) fn ends_with_client(status: ExitStatus) -> bool {
+    matches!(status.code(), Some(0 | LEFT_HELD_UP_STATUS))
 }
 
 pub(super) enum Phase {
@@ -185,7 +191,7 @@ impl Worker {
         };
         how.as_ref().is_ok_and(|status| match status.signal() {
             Some(signal) => is_session && !is_killed(signal),
-            None => is_session && !status.success(),
+            None => is_session && !ends_with_client(*status),
         })
     }
 
@@ -203,6 +209,9 @@ impl Worker {
                 error!(session, %peer, "the worker was killed by {name} ({signal}){core}");
             }
             (None, Some(0)) => debug!(session, "ended"),
+            (None, Some(LEFT_HELD_UP_STATUS)) => {
+                warn!(session, %peer, "ended in a driver call that its client has left");
+            }
             (None, code) => error!(session, %peer, ?code, "the worker failed"),
         }
     }
