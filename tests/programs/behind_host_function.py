@@ -11,6 +11,7 @@ from misuse import pointer_argument
 
 WORKS = 3_000
 LAUNCHES = 300
+COPIES = 600
 ADD_ONE = b""".version 7.0
 .target sm_70
 .address_size 64
@@ -96,3 +97,11 @@ for _ in range(LAUNCHES):
     must("cuGraphLaunch", executable, stream)
 must("cuStreamSynchronize", stream)
 print("graphs", total(), "functions", ran[0])
+
+# The graph may run its function at any time. A copy within the host is four works at an NVIDIA server.
+places = [c_void_p(), c_void_p()]
+for place in places:
+    must("cuMemAllocHost_v2", byref(place), c_uint64(1 << 12))
+for _ in range(COPIES):
+    must("cuMemcpyAsync", *places, c_uint64(1 << 12), stream)
+must("cuStreamSynchronize", stream)

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use outboard_api::cuda::CUstream;
 
-use super::Done;
+use super::{Done, copy::MemoryKind};
 use crate::{
     observe::guard,
     state::{Driver, StreamRef, host_functions},
@@ -22,6 +22,9 @@ pub(crate) const WORKS_BEHIND_MAX: u32 = 500;
 const GRAPHS_BEHIND_MAX: u32 = 24;
 /// Longest copy, in bytes, that is one piece of work.
 const PIECE_BYTES: usize = 1 << 20;
+/// Further pieces of work of a copy from host memory to host memory: the server allocates device
+/// memory, copies twice, and frees it.
+const WORKS_ON_HOST: usize = 3;
 
 impl Driver {
     /// Waits for a stream that may hold too much work behind a host function, before one more
@@ -34,13 +37,20 @@ impl Driver {
         }
     }
 
-    /// Does the same before a copy.
+    /// Does the same before a copy between memory of these kinds.
     #[inline(always)]
-    pub(super) fn keep_pace_of_copy(&self, stream: &StreamRef, bytes: usize) -> Done {
-        match host_functions::any_registered() {
-            false => Ok(()),
-            true => self.work_behind(stream, bytes.div_ceil(PIECE_BYTES).max(1)),
+    pub(super) fn keep_pace_of_copy(
+        &self,
+        stream: &StreamRef,
+        (to, from): (MemoryKind, MemoryKind),
+        bytes: usize,
+    ) -> Done {
+        if !host_functions::any_registered() {
+            return Ok(());
         }
+        let is_on_host = to != MemoryKind::Device && from != MemoryKind::Device;
+        let more = if is_on_host { WORKS_ON_HOST } else { 0 };
+        self.work_behind(stream, bytes.div_ceil(PIECE_BYTES).max(1) + more)
     }
 
     /// Does the same before a memset, whose stream is not resolved yet.

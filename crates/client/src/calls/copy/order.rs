@@ -92,7 +92,7 @@ impl Driver {
         if kinds.0 != MemoryKind::Device {
             self.refuse_read_only(dst.address, bytes as u64)?;
         }
-        self.keep_pace_of_copy(stream, bytes)?;
+        self.keep_pace_of_copy(stream, kinds, bytes)?;
         let (dst, src) = (dst.address, src.address);
         if conditions::is_recorded() && !stream.is_capturing() {
             return self.copy_recorded(kinds, dst, src, bytes, stream, wait);

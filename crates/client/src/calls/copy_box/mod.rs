@@ -274,7 +274,7 @@ impl Driver {
             }
             _ => {}
         }
-        self.keep_pace_of_copy(stream, extent.bytes() as usize)?;
+        self.keep_pace_of_copy(stream, (to, from), extent.bytes() as usize)?;
         if stream.is_capturing() {
             // A captured copy cannot be waited for.
             if wait {
