@@ -54,7 +54,7 @@ impl Nvidia {
             // The client may have seen the graph during the capture; it no longer exists.
             let _ = self.graphs.forget(m.graph);
             if let Ok(capture) = &capture {
-                self.graphs.forget_stray(capture.graph);
+                self.graphs.forget_captured(capture.graph);
             }
         }
         let graph = ended?;

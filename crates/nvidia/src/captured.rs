@@ -31,14 +31,19 @@ impl Graphs {
         if self.check_runnable(part).is_err() {
             self.strays.insert(graph);
         }
+        if self.copies_on_host(part) {
+            self.mark_on_host(graph);
+        }
     }
 
     pub(super) fn mark_stray(&mut self, graph: real::Graph) {
         self.strays.insert(graph);
     }
 
-    pub(super) fn forget_stray(&mut self, graph: real::Graph) {
+    /// Forgets what is known of a graph whose capture has failed.
+    pub(super) fn forget_captured(&mut self, graph: real::Graph) {
         self.strays.remove(&graph);
+        self.on_host.remove(&graph);
     }
 
     /// Refuses a graph that would write to memory outside the session.

@@ -61,6 +61,9 @@ pub(super) type Memory = Vec<Arc<PinnedPart>>;
 pub(super) struct Exec {
     owned: Owned<real::GraphExec>,
     pub(super) memory: Memory,
+    /// Whether it may copy from host memory to host memory, for which the driver's launch waits
+    /// until all earlier work of its stream is done.
+    pub(super) copies_on_host: bool,
 }
 
 struct Node {
@@ -88,9 +91,8 @@ pub(super) struct Graphs {
     pub(super) strays: FxHashSet<real::Graph>,
     /// Graphs inside nodes of other graphs; they are destroyed with those nodes.
     parts: FxHashMap<real::Graph, PartOf>,
-    /// Whether any graph copies from host memory to host memory, for which the driver's launch
-    /// waits until all earlier work of its stream is done.
-    pub(super) copies_on_host: bool,
+    /// Graphs with a copy from host memory to host memory, in a node or in a child graph.
+    pub(super) on_host: FxHashSet<real::Graph>,
     driver: Arc<Driver>,
 }
 
@@ -105,7 +107,7 @@ impl Graphs {
             memory: FxHashMap::default(),
             strays: FxHashSet::default(),
             parts: FxHashMap::default(),
-            copies_on_host: false,
+            on_host: FxHashSet::default(),
             driver: driver.clone(),
         }
     }
@@ -135,6 +137,20 @@ impl Graphs {
     pub(super) fn memory_inside(&self, graph: real::Graph) -> Memory {
         let graphs = self.parts_of(graph).into_iter().chain([graph]);
         graphs.flat_map(|graph| self.memory_of(graph)).collect()
+    }
+
+    /// Notes that a graph copies from host memory to host memory. It counts as doing so for ever.
+    pub(super) fn mark_on_host(&mut self, graph: real::Graph) {
+        self.on_host.insert(graph);
+    }
+
+    /// Returns whether a graph, or one inside it, may copy from host memory to host memory.
+    pub(super) fn copies_on_host(&self, graph: real::Graph) -> bool {
+        if self.on_host.is_empty() {
+            return false;
+        }
+        let mut graphs = self.parts_of(graph).into_iter().chain([graph]);
+        graphs.any(|graph| self.on_host.contains(&graph))
     }
 
     pub(super) fn id_of(&self, handle: real::Graph) -> Option<u64> {
@@ -248,6 +264,7 @@ impl Graphs {
         self.graphs.retain(|other| *other != handle);
         self.graph_ids.remove(&handle);
         self.strays.remove(&handle);
+        self.on_host.remove(&handle);
         let node_ids = &mut self.node_ids;
         self.nodes.retain(|node| {
             let gone = node.graph == handle;
@@ -300,7 +317,12 @@ impl Nvidia {
         let owned = Owned::new(self.current_hold(), handle, |driver, handle| {
             driver.cuGraphExecDestroy(handle)
         });
-        self.graphs.execs.insert(m.exec, Exec { owned, memory })?;
+        let exec = Exec {
+            owned,
+            memory,
+            copies_on_host: self.graphs.copies_on_host(graph),
+        };
+        self.graphs.execs.insert(m.exec, exec)?;
         let by_kernels = m.flags & u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
         Ok(messages::GraphInstantiateReply {
             status: 0,
@@ -315,8 +337,16 @@ impl Nvidia {
     ) -> Result<(), Failure> {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
-        let exec = self.real_graphexec(m.exec)?;
-        if self.graphs.copies_on_host {
+        let Exec {
+            owned,
+            copies_on_host,
+            ..
+        } = self.graphs.execs.get(m.exec)?;
+        let (exec, copies_on_host) = (owned.handle(), *copies_on_host);
+        if copies_on_host && self.capturing(stream)? {
+            self.captures_on_host(stream)?;
+            self.driver.cuGraphLaunch(exec, stream)?;
+        } else if copies_on_host {
             let current = self.context(cx.context)?.hold.handle;
             let launch = |driver: &Driver| driver.cuGraphLaunch(exec, stream);
             let (driver, device) = self.aside();
@@ -445,10 +475,12 @@ impl Nvidia {
         let graph = self.real_graph(m.graph)?;
         self.graphs.check_runnable(graph)?;
         let memory = self.graphs.memory_inside(graph);
+        let copies_on_host = self.graphs.copies_on_host(graph);
         let exec = self.graphs.execs.get_mut(m.exec)?;
         let info = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
         if info.result == 0 {
             exec.memory.extend(memory);
+            exec.copies_on_host |= copies_on_host;
         }
         let mut number = |node: real::Node, fresh: u64| match node.is_null() {
             true => Ok(0),

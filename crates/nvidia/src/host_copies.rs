@@ -80,7 +80,7 @@ impl Nvidia {
         src: Span,
     ) -> Result<bool, Failure> {
         if self.capturing(stream)? {
-            self.graphs.copies_on_host = true;
+            self.captures_on_host(stream)?;
             self.driver.memcpy(dst, src, stream)?;
             return Ok(true);
         }
@@ -114,7 +114,7 @@ impl Nvidia {
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
         if self.capturing(stream)? {
-            self.graphs.copies_on_host = true;
+            self.captures_on_host(stream)?;
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
         let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
@@ -130,6 +130,13 @@ impl Nvidia {
         let copied = copied.and_then(|()| self.driver.memcpy_box(&to_host, stream));
         free(&pool.driver, bounce, stream);
         Ok(copied?)
+    }
+
+    /// Notes that the graph that a stream captures copies from host memory to host memory.
+    pub(super) fn captures_on_host(&mut self, stream: real::Stream) -> Result<(), Failure> {
+        let graph = self.driver.capture(stream)?.graph;
+        self.graphs.mark_on_host(graph);
+        Ok(())
     }
 
     /// Whether a box goes from host memory to host memory.

@@ -54,9 +54,7 @@ impl Nvidia {
             }
             Told::Memset(set) => self.memset_work(&set)?,
             Told::Copy(copy) => {
-                let copy = self.checked_copy(&copy, None)?;
-                self.graphs.copies_on_host |= self.is_on_host(&copy);
-                return Ok(Prepared::Copy(copy));
+                return Ok(Prepared::Copy(self.checked_copy(&copy, None)?));
             }
             Told::Host(call) => self.host_node(call),
             Told::Child(child) => NodeWork::Child(self.real_graph(child)?),
@@ -119,6 +117,9 @@ impl Nvidia {
         }?;
         if let Some(child) = child {
             self.graphs.inherit(graph, child);
+        }
+        if self.copies_on_host(&prepared) {
+            self.graphs.mark_on_host(graph);
         }
         self.graphs.bind_node(m.node, made, graph)
     }
@@ -233,18 +234,32 @@ impl Nvidia {
         }
         let prepared = self.prepared(cx, work)?;
         let work = prepared.work(self.current_hold().handle);
+        let mut copies_on_host = self.copies_on_host(&prepared);
         if m.exec == 0 {
             // SAFETY: the addresses were checked when the work was prepared, and user data is kept.
-            return Ok(unsafe { self.driver.graph_set(node, &work) }?);
+            unsafe { self.driver.graph_set(node, &work) }?;
+            if copies_on_host {
+                let graph = self.graph_of_node(m.node)?;
+                self.graphs.mark_on_host(graph);
+            }
+            return Ok(());
         }
         let exec = self.real_graphexec(m.exec)?;
         // SAFETY: the addresses were checked when the work was prepared, and user data is kept.
         unsafe { self.driver.graph_exec_set(exec, node, &work) }?;
+        let mut memory = Vec::new();
         if let Some(child) = child {
-            let memory = self.graphs.memory_inside(child);
-            self.graphs.execs.get_mut(m.exec)?.memory.extend(memory);
+            memory = self.graphs.memory_inside(child);
+            copies_on_host |= self.graphs.copies_on_host(child);
         }
+        let exec = self.graphs.execs.get_mut(m.exec)?;
+        exec.memory.extend(memory);
+        exec.copies_on_host |= copies_on_host;
         Ok(())
+    }
+
+    fn copies_on_host(&self, work: &Prepared) -> bool {
+        matches!(work, Prepared::Copy(copy) if self.is_on_host(copy))
     }
 
     pub(super) fn graph_work(

@@ -194,7 +194,36 @@ result cuStreamDestroy_v2(uintptr_t s) { live_streams--; return SUCCESS; }
 static atomic_int waits;
 int fake_waits(void) { return waits; }
 result cuStreamWaitEvent(uintptr_t s, event *e, unsigned flags) { waits++; return SUCCESS; }
-result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = 0; return SUCCESS; }
+
+// Graphs without nodes: of interest is by which thread they are launched.
+static int captured; /* Whether any stream captures. */
+static atomic_int launched_aside;
+static pthread_t session;
+int fake_launched_aside(void) { return launched_aside; }
+static result object(uintptr_t *of) { *of = (uintptr_t)malloc(1); return SUCCESS; }
+result cuGraphCreate(uintptr_t *g, unsigned flags) { return object(g); }
+result cuGraphDestroy(uintptr_t g) { free((void *)g); return SUCCESS; }
+result cuGraphClone(uintptr_t *g, uintptr_t of) { return object(g); }
+result cuGraphAddMemcpyNode(uintptr_t *n, uintptr_t g, const void *after, size_t count, const void *copy, uintptr_t c) {
+  return object(n);
+}
+result cuGraphAddChildGraphNode(uintptr_t *n, uintptr_t g, const void *after, size_t count, uintptr_t child) {
+  return object(n);
+}
+result cuGraphMemcpyNodeSetParams(uintptr_t n, const void *copy) { return SUCCESS; }
+result cuGraphExecMemcpyNodeSetParams(uintptr_t e, uintptr_t n, const void *copy, uintptr_t c) { return SUCCESS; }
+result cuGraphInstantiateWithFlags(uintptr_t *e, uintptr_t g, uint64_t flags) { session = pthread_self(); return object(e); }
+result cuGraphExecUpdate_v2(uintptr_t e, uintptr_t g, void *info) { memset(info, 0, 24); return SUCCESS; }
+result cuGraphExecDestroy(uintptr_t e) { free((void *)e); return SUCCESS; }
+result cuGraphLaunch(uintptr_t e, uintptr_t s) { launched_aside += !pthread_equal(session, pthread_self()); return SUCCESS; }
+static uintptr_t graph_of_capture;
+result cuStreamBeginCapture_v2(uintptr_t s, int mode) { captured = 1; return object(&graph_of_capture); }
+result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = captured; return SUCCESS; }
+result cuStreamGetCaptureInfo_v3(uintptr_t s, int *status, uint64_t *id, uintptr_t *g, void *nodes, void *edges, size_t *n) {
+  *status = captured; *id = 1; *g = graph_of_capture; *n = 0;
+  return SUCCESS;
+}
+result cuStreamEndCapture(uintptr_t s, uintptr_t *g) { captured = 0; *g = graph_of_capture; return SUCCESS; }
 result cuEventCreate(event **e, unsigned flags) {
   *e = calloc(1, sizeof **e); (*e)->context = current; live_events++; return SUCCESS;
 }

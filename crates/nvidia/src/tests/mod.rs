@@ -19,6 +19,7 @@ use outboard_wire::{
 use super::*;
 
 mod board;
+mod graphs;
 mod host_copies;
 mod ipc;
 mod memory;

@@ -1,0 +1,178 @@
+//! Graphs that copy from host memory to host memory, whose launches wait.
+
+use outboard_wire::doc::{self, BoxEnd, CopyBox, NodeWork};
+
+use super::*;
+
+const LEN: u64 = 64;
+
+/// A client with host memory and device memory, and the numbers of what it makes.
+struct Graphs {
+    client: Client,
+    host: u64,
+    device: u64,
+    last: u64,
+}
+
+impl Graphs {
+    fn new(fake: &Fake) -> Graphs {
+        let mut client = Client::new(fake);
+        let host = 0x5700_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+        client.done(Request::HostMap(messages::HostMap {
+            va: host,
+            len: 4096,
+            flags: 0,
+            fd_tag: 0,
+        }));
+        let device = client.map(0, 2 * MIB);
+        Graphs {
+            client,
+            host,
+            device,
+            last: 100,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn done(&mut self, request: Request<'_>) {
+        self.client.send(request).expect("done");
+    }
+
+    fn copy(&self, at: u64) -> NodeWork {
+        let end = |address| BoxEnd::Pitched {
+            address,
+            pitch_bytes: LEN,
+            height: 1,
+        };
+        NodeWork::Copy(CopyBox {
+            src: end(at),
+            src_x: 0,
+            src_y: 0,
+            src_z: 0,
+            dst: end(at + 2 * LEN),
+            dst_x: 0,
+            dst_y: 0,
+            dst_z: 0,
+            width: LEN,
+            height: 1,
+            depth: 1,
+        })
+    }
+
+    /// Makes a graph of one node. Returns the graph's number and the node's.
+    fn graph(&mut self, work: &NodeWork) -> (u64, u64) {
+        let (graph, node) = (self.number(), self.number());
+        self.done(Request::CuGraphCreate(messages::CuGraphCreate {
+            ph_graph: graph,
+            flags: 0,
+        }));
+        let work = doc::to_bytes(work).expect("encoded");
+        self.done(Request::GraphAdd(messages::GraphAdd {
+            graph,
+            node,
+            dependencies: &[],
+            work: &work,
+        }));
+        (graph, node)
+    }
+
+    fn set(&mut self, exec: u64, node: u64, work: &NodeWork) {
+        let work = doc::to_bytes(work).expect("encoded");
+        let work = &work;
+        self.done(Request::GraphSet(messages::GraphSet { exec, node, work }));
+    }
+
+    fn exec(&mut self, graph: u64) -> u64 {
+        let exec = self.number();
+        self.done(Request::GraphInstantiate(messages::GraphInstantiate {
+            graph,
+            exec,
+            flags: 0,
+        }));
+        exec
+    }
+
+    fn launch(&mut self, exec: u64) {
+        let stream = 0;
+        self.done(Request::GraphLaunch(messages::GraphLaunch { exec, stream }));
+    }
+
+    fn capture(&mut self, captured: impl FnOnce(&mut Graphs)) -> u64 {
+        self.done(Request::CaptureBegin(messages::CaptureBegin {
+            stream: 0,
+            mode: 2,
+            graph: 0,
+            dependencies: &[],
+            edges: &[],
+        }));
+        captured(self);
+        let (stream, graph) = (0, self.number());
+        self.done(Request::CaptureEnd(messages::CaptureEnd { stream, graph }));
+        graph
+    }
+}
+
+#[test]
+fn only_graphs_that_copy_between_host_memory_are_launched_aside() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let (on_host, on_device) = (graphs.copy(graphs.host), graphs.copy(graphs.device));
+    let (waits, waits_node) = graphs.graph(&on_host);
+    let waits_exec = graphs.exec(waits);
+    let is_aside = |graphs: &mut Graphs, exec| {
+        let before = fake.ask("fake_launched_aside", 0);
+        graphs.launch(exec);
+        fake.ask("fake_launched_aside", 0) > before
+    };
+    assert!(is_aside(&mut graphs, waits_exec));
+    // Graphs beside it are launched as before.
+    let (plain, plain_node) = graphs.graph(&on_device);
+    let [first, second] = [(); 2].map(|()| graphs.exec(plain));
+    assert!(!is_aside(&mut graphs, first));
+    // A clone, a graph with it inside, captures of such a copy and of a launch.
+    let clone = graphs.number();
+    graphs.done(Request::GraphClone(messages::GraphClone {
+        graph: waits,
+        clone,
+    }));
+    let (outer, _) = graphs.graph(&NodeWork::Child(waits));
+    let (host, len) = (graphs.host, LEN);
+    let copied = graphs.capture(|graphs| {
+        graphs.done(Request::Copy(messages::Copy {
+            dst: host,
+            src: host + 2 * LEN,
+            len,
+            stream: 0,
+            sync: 0,
+        }));
+    });
+    let launched = graphs.capture(|graphs| graphs.launch(waits_exec));
+    for graph in [clone, outer, copied, launched] {
+        let exec = graphs.exec(graph);
+        assert!(is_aside(&mut graphs, exec), "{graph}");
+    }
+    let beside = graphs.capture(|graphs| graphs.launch(first));
+    let beside = graphs.exec(beside);
+    assert!(!is_aside(&mut graphs, beside));
+    // An executable graph that is updated, and nodes that change.
+    graphs.done(Request::GraphExecUpdate(messages::GraphExecUpdate {
+        exec: first,
+        graph: waits,
+        first_node: 10_000,
+    }));
+    assert!(is_aside(&mut graphs, first));
+    assert!(!is_aside(&mut graphs, second));
+    graphs.set(second, plain_node, &on_host);
+    assert!(is_aside(&mut graphs, second));
+    let third = graphs.exec(plain);
+    assert!(!is_aside(&mut graphs, third));
+    graphs.set(0, plain_node, &on_host);
+    let fourth = graphs.exec(plain);
+    assert!(is_aside(&mut graphs, fourth));
+    assert!(!is_aside(&mut graphs, third));
+    graphs.set(0, waits_node, &on_device);
+}
