@@ -12,7 +12,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -21,7 +21,12 @@ use outboard_api::{CUresult, cuda::CUcontext};
 use outboard_wire::{limits::SERVERS_MAX, messages};
 
 use super::{
-    Driver, advice::Advices, are_several, host_functions::host_functions_pending, mirror::Mirror,
+    Driver,
+    advice::Advices,
+    are_several,
+    host_functions::host_functions_pending,
+    mirror::Mirror,
+    private_places::{PRIVATE, PrivateBounds},
 };
 use crate::{log, observe::optimise::is_exempt};
 
@@ -215,34 +220,9 @@ pub(crate) struct HostMemory {
     next_number: u64,
 }
 
-/// First address and end of all ranges that the server does not see; 0 if there are none. Every
-/// launch compares its arguments with them, which must not cost a lock.
-static PRIVATE_START: AtomicU64 = AtomicU64::new(0);
-static PRIVATE_END: AtomicU64 = AtomicU64::new(0);
 /// Set once the program has registered memory that is mapped read-only: a copy to pinned memory
 /// looks for it only then.
 static ANY_READ_ONLY: AtomicBool = AtomicBool::new(false);
-
-/// First address and length of what contains all host memory that the server does not map.
-#[derive(Clone, Copy)]
-pub(crate) struct PrivateBounds {
-    start: u64,
-    bytes: u64,
-}
-
-impl PrivateBounds {
-    pub(crate) const NONE: PrivateBounds = PrivateBounds { start: 0, bytes: 0 };
-
-    #[cfg(test)]
-    pub(crate) fn of(start: u64, bytes: u64) -> PrivateBounds {
-        PrivateBounds { start, bytes }
-    }
-
-    #[inline(always)]
-    pub(crate) fn may_contain(self, address: u64) -> bool {
-        address.wrapping_sub(self.start) < self.bytes
-    }
-}
 
 impl HostMemory {
     /// `first` is the number below which no range of the server has its number. The ranges of each
@@ -277,26 +257,19 @@ impl HostMemory {
     /// True if some host memory is not mapped by the server.
     #[inline]
     pub(crate) fn any_private() -> bool {
-        PRIVATE_END.load(Ordering::Acquire) > 0
+        PRIVATE.any()
     }
 
     /// Returns whether some of these bytes may be of host memory that the server does not map.
     #[inline]
     pub(super) fn may_be_private(address: u64, bytes: u64) -> bool {
-        let bounds = HostMemory::private_bounds();
-        let end = bounds.start.saturating_add(bounds.bytes);
-        address < end && bounds.start < address.saturating_add(bytes)
+        HostMemory::private_bounds().overlap(address, bytes)
     }
 
     /// Returns the bounds of the host memory that the server does not map.
     #[inline]
     pub(crate) fn private_bounds() -> PrivateBounds {
-        let end = PRIVATE_END.load(Ordering::Acquire);
-        let start = PRIVATE_START.load(Ordering::Acquire);
-        PrivateBounds {
-            start,
-            bytes: end.saturating_sub(start),
-        }
+        PRIVATE.bounds()
     }
 
     /// Returns the arguments that may point to host memory that the server does not map.
@@ -309,21 +282,10 @@ impl HostMemory {
     }
 
     fn bound_private(&self) {
-        let start = self.private.first_key_value().map_or(0, |first| *first.0);
+        let first = self.private.first_key_value();
+        let start = first.map_or(u64::MAX, |first| *first.0);
         let end = self.private.last_key_value().map_or(0, |last| *last.1);
-        if are_several() {
-            // Other drivers have ranges too: what is looked up never becomes less.
-            if end > 0 && PRIVATE_END.fetch_max(end, Ordering::AcqRel) == 0 {
-                PRIVATE_START.store(start, Ordering::Release);
-            } else if end > 0 {
-                PRIVATE_START.fetch_min(start, Ordering::AcqRel);
-            }
-            return;
-        }
-        // While both change, more addresses are looked up, never fewer.
-        PRIVATE_START.fetch_min(start, Ordering::AcqRel);
-        PRIVATE_END.store(end, Ordering::Release);
-        PRIVATE_START.store(start, Ordering::Release);
+        PRIVATE.change(start, end, are_several);
     }
 }
 

@@ -491,13 +491,11 @@ impl Driver {
             ));
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         };
-        let is_to_stay = stays && !mirror.stays_open();
-        if is_to_stay {
-            mirror.stays.store(true, Ordering::Release);
-        }
         let opened = self.open_after_copies(range);
-        if is_to_stay && opened.is_err() {
-            mirror.stays.store(false, Ordering::Release);
+        // Not before: whoever sees that it stays open waits for no copy. Nobody closes it while the
+        // caller holds `naming`.
+        if stays && opened.is_ok() {
+            mirror.stays.store(true, Ordering::Release);
         }
         if opened.is_err() && !mirror.is_open() {
             self.leave_copies_unordered(mirror);

@@ -28,6 +28,7 @@ mod mirrors;
 mod objects;
 mod pools;
 mod prepared;
+mod private_places;
 mod registered;
 mod resolved;
 mod server;
@@ -73,7 +74,7 @@ pub(crate) use self::{
     graphs::{AllocParams, Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{HandleKind, Handles},
     host_functions::HostCall,
-    host_memory::{HostMemory, PrivateBounds},
+    host_memory::HostMemory,
     host_writes::HostWrites,
     jit::Jit,
     libraries::{Global, Kernel, Libraries, Library, PARAM_BYTES_MAX, Places, mint_library},
@@ -82,6 +83,7 @@ pub(crate) use self::{
     objects::{ObjectRecord, Objects},
     pools::{Owner, POOL_ID_BYTES, Pool, PoolId, PoolTable, PoolValue, Pools, Scope},
     prepared::Prepared,
+    private_places::PrivateBounds,
     resolved::Resolved,
     server::Server,
     staging::Staging,

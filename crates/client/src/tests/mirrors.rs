@@ -116,6 +116,51 @@ fn a_copy_is_sent_while_a_launch_waits_for_an_earlier_one() {
     assert_eq!(client.count("CopyOut"), 2);
 }
 
+/// Asks for the memory's device address, on a thread of its own.
+fn ask_for_pointer(client: &Client, pinned: u64) -> JoinHandle<CUresult> {
+    let driver = client.driver;
+    let mut context = CUcontext::NULL;
+    // SAFETY: a local output.
+    assert_eq!(unsafe { cuCtxGetCurrent(&mut context) }, SUCCESS);
+    thread::spawn(move || {
+        set_driver_of_thread(driver);
+        let pinned = ptr::with_exposed_provenance_mut(pinned as usize);
+        let mut address = 0;
+        // SAFETY: the context of the other thread, which lasts, and a local output.
+        unsafe {
+            assert_eq!(cuCtxSetCurrent(context), SUCCESS);
+            cuMemHostGetDevicePointer_v2(&mut address, pinned, 0)
+        }
+    })
+}
+
+/// The second finds a mirror that is open already, but may not be used before the copy has come.
+#[test]
+fn each_call_that_makes_memory_reachable_waits_for_copies_into_it() {
+    let client = Client::start(Kind::Tcp, move |request, notes| match request {
+        Request::CopyOut(_) => Answer::Later,
+        Request::Ping(_) => {
+            notes.release_with(&copied());
+            Answer::Usual
+        }
+        _ => Answer::Usual,
+    });
+    let (address, function, pinned) = (allocate(MIB).expect("memory"), load(), pinned());
+    let launched = launch_with(pinned as u64, function, [1; 3], [1; 3], CUstream::NULL);
+    assert_eq!(launched, SUCCESS);
+    copy_to(pinned, address);
+    let asked = [(); 2].map(|()| {
+        let asked = ask_for_pointer(&client, pinned as u64);
+        thread::sleep(Duration::from_millis(300));
+        asked
+    });
+    assert_eq!(asked.each_ref().map(JoinHandle::is_finished), [false; 2]);
+    client.driver.call(&Ping {}, |_| ()).expect("a reply");
+    for asked in asked {
+        assert_eq!(asked.join().expect("the thread"), SUCCESS);
+    }
+}
+
 /// The server has memory for the mirror, but not for what it would remember of it.
 #[test]
 fn a_mirror_that_the_server_cannot_watch_is_an_error_of_the_call_that_opens_it() {
