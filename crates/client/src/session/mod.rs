@@ -485,6 +485,18 @@ impl Session {
         self.waiters.lock().values().any(is_of_both)
     }
 
+    /// Returns whether a reply that has not arrived goes into some of these bytes.
+    pub(super) fn expects_at(&self, address: u64, bytes: u64) -> bool {
+        let is_there = |memory: &ReceiveBuffer| {
+            let at = memory.address.addr() as u64;
+            at < address.saturating_add(bytes)
+                && address < at.saturating_add(memory.rows.spanned_bytes() as u64)
+        };
+        let is_of_both =
+            |of: &Expected| matches!(&of.sink, Sink::Memory(memory) if is_there(memory));
+        self.waiters.lock().values().any(is_of_both)
+    }
+
     /// Returns the memory to receive a long reply into: a copy's plain destination.
     fn place(&self, head: &[u8], len: usize) -> Option<Destination> {
         let token = copied_to(head, len)?;

@@ -50,7 +50,10 @@ impl Session {
     /// Registers memory with the adapter; `None` if that is not possible and data must go through
     /// the ring.
     pub(crate) fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
-        self.registrar.as_ref()?.register(memory, use_)
+        let registrar = self.registrar.as_ref()?;
+        registrar.register_beside(memory, use_, |address, bytes| {
+            self.expects_at(address, bytes)
+        })
     }
 
     /// Deregisters memory that the program gives up.

@@ -61,8 +61,19 @@ impl Registrar {
     /// [forgotten](Self::forget). `None` if the system refuses it, above all by its limit on locked
     /// memory.
     pub fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
+        self.register_beside(memory, use_, |_, _| false)
+    }
+
+    /// Does the same, and drops no registration for it of memory into which data is still to be
+    /// written, which `is_awaited` tells by address and length.
+    pub fn register_beside(
+        &self,
+        memory: Lasting,
+        use_: RdmaUse,
+        is_awaited: impl Fn(u64, u64) -> bool,
+    ) -> Option<Registered> {
         let mut cache = self.cache();
-        let region = cache.get(memory.address(), memory.len(), use_, || {
+        let region = cache.get(memory.address(), memory.len(), use_, is_awaited, || {
             let access = match use_ {
                 RdmaUse::Source => Access::Local,
                 RdmaUse::Target => Access::Write,
@@ -174,6 +185,7 @@ impl<R> Cache<R> {
         address: u64,
         len: usize,
         use_: RdmaUse,
+        is_awaited: impl Fn(u64, u64) -> bool,
         make: impl Fn() -> Option<R>,
     ) -> Option<Arc<R>> {
         let bytes = len as u64;
@@ -191,7 +203,7 @@ impl<R> Cache<R> {
             return None;
         }
         while self.entries.len() >= self.entries_max || self.bytes + bytes > self.bytes_max {
-            if !self.evict() {
+            if !self.evict(&is_awaited) {
                 return None;
             }
         }
@@ -199,7 +211,7 @@ impl<R> Cache<R> {
         let made = loop {
             match make() {
                 Some(made) => break Some(made),
-                None if self.evict() => {}
+                None if self.evict(&is_awaited) => {}
                 None => break None,
             }
         };
@@ -223,10 +235,13 @@ impl<R> Cache<R> {
 
     /// Drops the least recently used registration that is not in use. Returns false if there is
     /// none.
-    fn evict(&mut self) -> bool {
+    fn evict(&mut self, is_awaited: impl Fn(u64, u64) -> bool) -> bool {
         let idle = self.entries.iter().enumerate();
         let oldest = idle
             .filter(|(_, entry)| Arc::strong_count(&entry.region) == 1)
+            .filter(|(_, entry)| {
+                !(entry.use_ == RdmaUse::Target && is_awaited(entry.address, entry.len))
+            })
             .min_by_key(|(_, entry)| entry.used_at);
         match oldest.map(|(at, _)| at) {
             Some(at) => {
@@ -265,7 +280,30 @@ mod tests {
     /// Each registration is represented by its number.
     fn get(cache: &mut Cache<u64>, address: u64, len: usize, use_: RdmaUse) -> Option<Arc<u64>> {
         let number = cache.made;
-        cache.get(address, len, use_, || Some(number))
+        cache.get(address, len, use_, |_, _| false, || Some(number))
+    }
+
+    #[test]
+    fn what_is_still_to_be_written_is_kept() {
+        let cache = &mut Cache::new(2, 10_000);
+        get(cache, 0, 1_000, Target).unwrap();
+        get(cache, 1_000, 1_000, Target).unwrap();
+        let mut awaiting = |at: u64| {
+            let is_awaited = move |address, len| address <= at && at < address + len;
+            let number = cache.made;
+            let made = cache.get(at + 2_000, 1_000, Source, is_awaited, || Some(number));
+            made.unwrap();
+            let left = cache.entries.iter().map(|entry| entry.address);
+            left.collect::<Vec<_>>()
+        };
+        // The second goes, although it was used later.
+        assert_eq!(awaiting(500), [0, 2_500]);
+        let none = |_, _| true;
+        cache
+            .entries
+            .iter_mut()
+            .for_each(|entry| entry.use_ = Target);
+        assert!(cache.get(5_000, 1_000, Source, none, || Some(9)).is_none());
     }
 
     #[test]
@@ -318,7 +356,8 @@ mod tests {
         get(cache, 0, 1_000, Source).unwrap();
         let asked = std::cell::Cell::new(0);
         let refused = |cache: &mut Cache<u64>| {
-            cache.get(20_000, 1_000, Source, || {
+            let none = |_, _| false;
+            cache.get(20_000, 1_000, Source, none, || {
                 asked.set(asked.get() + 1);
                 None
             })
