@@ -8,11 +8,13 @@ use std::{
     cell::{Cell, RefCell},
     env,
     ffi::{CStr, OsStr, c_char},
+    io,
     path::PathBuf,
     sync::{
         Arc, Once, OnceLock,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
     },
+    thread::JoinHandle,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -446,19 +448,40 @@ fn install_handlers() {
     });
 }
 
-/// Starts a thread of the library, which takes no signals, since they are the program's.
-fn spawn(drain: Drain) -> bool {
-    // SAFETY: the calls themselves fill the signal set; the old mask is restored.
-    let spawned = unsafe {
-        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-        let spawned = std::thread::Builder::new()
-            .name("outboard-record".into())
-            .spawn(move || drain.run());
+/// Signals of a thread's own faults. Where they are blocked, the kernel ends the process past the
+/// program's handler.
+const FAULTS: [libc::c_int; 6] = [
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGTRAP,
+];
+
+/// Starts a thread of the library. It takes no signals but those of its own faults, since they are
+/// the program's.
+fn spawn_aside<T: Send + 'static>(
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let thread = std::thread::Builder::new().name("outboard-record".into());
+    // SAFETY: the calls themselves fill the signal sets; the old mask is restored.
+    unsafe {
+        let (mut blocked, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut blocked);
+        for fault in FAULTS {
+            libc::sigdelset(&mut blocked, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &blocked, &mut old);
+        let spawned = thread.spawn(body);
         libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
         spawned
-    };
+    }
+}
+
+/// Starts the thread that writes the recording.
+fn spawn(drain: Drain) -> bool {
+    let spawned = spawn_aside(move || drain.run());
     if let Err(error) = &spawned {
         warn(format_args!(
             "nothing is recorded: a thread cannot be started: {error}"
@@ -501,4 +524,25 @@ fn warn(what: impl std::fmt::Display) {
     }
     // stderr may be closed; eprintln! would panic.
     let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("outboard: {what}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_takes_the_signals_of_its_own_faults_alone() {
+        let thread = spawn_aside(|| {
+            // SAFETY: a signal set that the call fills; no mask is changed.
+            let is_blocked = unsafe {
+                let mut mask = std::mem::zeroed();
+                libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);
+                move |signal| libc::sigismember(&mask, signal) == 1
+            };
+            let others = [libc::SIGINT, libc::SIGTERM, libc::SIGCHLD, libc::SIGPROF];
+            (FAULTS.map(&is_blocked), others.map(is_blocked))
+        });
+        let masks = thread.expect("a thread").join().expect("ended");
+        assert_eq!(masks, ([false; FAULTS.len()], [true; 4]));
+    }
 }
