@@ -207,14 +207,14 @@ impl<'d> Aside<'d> {
         }
     }
 
-    /// Whether the GPU's work may wait for the client: for the end of a host function, or for a word
-    /// of its memory.
+    /// Whether the GPU's work may wait for the client: for the end of a host function, or for a
+    /// word of its memory.
     pub(super) fn may_wait_for_client(&self) -> bool {
         self.host_calls.is_outstanding() || self.host.is_any_mirrored()
     }
 
-    /// Serves the client once. Returns whether it is there: if it has left, its host functions count
-    /// as done.
+    /// Serves the client once. Returns whether it is there: if it has left, its host functions
+    /// count as done.
     pub(super) fn serve(&mut self, service: &mut Service<'_>) -> bool {
         let mut done = Vec::new();
         let is_there = service(self, &mut done);

@@ -8,8 +8,8 @@
 //!
 //! Nothing here waits for the GPU, with two exceptions during which the client is served: mapping a
 //! range whose freed memory is still in use, for a bounded time (`memory.rs`), and calls for which
-//! the driver itself waits (`host_calls.rs`). Objects release themselves when dropped; those that the GPU may
-//! still use go through the deferred free of [`deferred_free`].
+//! the driver itself waits (`host_calls.rs`). Objects release themselves when dropped; those that
+//! the GPU may still use go through the deferred free of [`deferred_free`].
 //!
 //! Locks, none held while another is taken: the event pool of a context, the staging pool, the
 //! table of host calls, the printed text.

@@ -123,8 +123,8 @@ impl Client {
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }
 
-    /// Sends a message, during which the client ends the kernel that waits for a word at `word`, and
-    /// all host functions.
+    /// Sends a message, during which the client ends the kernel that waits for a word at `word`,
+    /// and all host functions.
     fn send_served(&mut self, request: Request<'_>, word: u64) -> Result<(), Failure> {
         let mut cx = Cx {
             context: self.context,
