@@ -344,10 +344,11 @@ impl Nvidia {
         let start = Instant::now();
         while created.is_err() {
             self.reap();
+            let is_over = self.pools.is_empty() || self.is_idle();
             let now = taken(self);
             if now.0 < before.0 || now.1 < before.1 {
                 created = self.driver.cuMemCreate(len, properties, 0);
-            } else if self.deferred_frees.is_any_marked() || now.1 > 0 {
+            } else if self.deferred_frees.is_any_marked() || !(is_over || now.1 == 0) {
                 self.settle(service, start)?;
                 std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
             } else {
@@ -458,7 +459,6 @@ impl Nvidia {
             drop(retired);
             Ok(())
         };
-        self.enter_base()?;
         let (driver, device) = self.aside();
         Ok(host_calls::aside(
             driver, current, device, service, release,
