@@ -147,5 +147,5 @@ def test_work_behind_a_host_function_is_bounded(server: Server, link: str, tmp_p
     assert 1 <= waited["cuLaunchKernel"] <= 7, waited
     # 300 launches, 23 or 24 in a row.
     assert 12 <= waited["cuGraphLaunch"] <= 14, waited
-    # 600 copies of four works, 125 in a row; off shm each waits by itself.
-    assert waited["cuMemcpyAsync"] == 4 if link == "shm" else waited["cuMemcpyAsync"] >= 4, waited
+    # 600 copies of four works, 124 or 125 in a row; off shm they are the program's own.
+    assert link != "shm" or 4 <= waited["cuMemcpyAsync"] <= 5, waited

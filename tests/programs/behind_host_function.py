@@ -98,10 +98,10 @@ for _ in range(LAUNCHES):
 must("cuStreamSynchronize", stream)
 print("graphs", total(), "functions", ran[0])
 
-# The graph may run its function at any time. A copy within the host is four works at an NVIDIA server.
-places = [c_void_p(), c_void_p()]
+# The graph may run its function at any time. A copy of managed memory is four works at an NVIDIA server.
+places = [c_uint64(), c_uint64()]
 for place in places:
-    must("cuMemAllocHost_v2", byref(place), c_uint64(1 << 12))
+    must("cuMemAllocManaged", byref(place), c_uint64(1 << 12), 1)
 for _ in range(COPIES):
     must("cuMemcpyAsync", *places, c_uint64(1 << 12), stream)
 must("cuStreamSynchronize", stream)
