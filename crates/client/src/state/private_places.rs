@@ -40,14 +40,16 @@ pub(super) struct PrivatePlaces {
     changing: Mutex<()>,
 }
 
-pub(super) static PRIVATE: PrivatePlaces = PrivatePlaces::NONE;
+pub(super) static PRIVATE: PrivatePlaces = PrivatePlaces::none();
 
 impl PrivatePlaces {
-    const NONE: PrivatePlaces = PrivatePlaces {
-        start: AtomicU64::new(u64::MAX),
-        end: AtomicU64::new(0),
-        changing: Mutex::new(()),
-    };
+    const fn none() -> PrivatePlaces {
+        PrivatePlaces {
+            start: AtomicU64::new(u64::MAX),
+            end: AtomicU64::new(0),
+            changing: Mutex::new(()),
+        }
+    }
 
     /// Notes where a driver's ranges begin and end; `u64::MAX` and 0 if it has none. While both
     /// change, more addresses are looked up, never fewer.
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn the_ranges_of_drivers_that_begin_at_once_are_all_in_the_bounds() {
         for _ in 0..2_000 {
-            let (places, begin) = (PrivatePlaces::NONE, Barrier::new(2));
+            let (places, begin) = (PrivatePlaces::none(), Barrier::new(2));
             thread::scope(|scope| {
                 for start in [0x1000, 0x9000] {
                     let (places, begin) = (&places, &begin);
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_bounds_of_one_driver_follow_its_ranges() {
-        let places = PrivatePlaces::NONE;
+        let places = PrivatePlaces::none();
         let change = |start, end| places.change(start, end, || false);
         assert!(!places.any() && !places.bounds().may_contain(0));
         change(0x1000, 0x4000);
