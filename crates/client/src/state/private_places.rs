@@ -83,23 +83,35 @@ impl PrivatePlaces {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Barrier, thread};
+    use std::thread;
 
     use super::*;
 
     #[test]
     fn the_ranges_of_drivers_that_begin_at_once_are_all_in_the_bounds() {
-        for _ in 0..2_000 {
-            let (places, begin) = (PrivatePlaces::none(), Barrier::new(2));
-            thread::scope(|scope| {
-                for start in [0x1000, 0x9000] {
-                    let (places, begin) = (&places, &begin);
-                    scope.spawn(move || {
-                        begin.wait();
+        const ROUNDS: usize = 5_000;
+        let places: Vec<_> = (0..ROUNDS).map(|_| PrivatePlaces::none()).collect();
+        let begun: Vec<_> = (0..ROUNDS).map(|_| AtomicU64::new(0)).collect();
+        thread::scope(|scope| {
+            for start in [0x1000, 0x9000] {
+                let (places, begun) = (&places, &begun);
+                scope.spawn(move || {
+                    for (places, begun) in places.iter().zip(begun) {
+                        begun.fetch_add(1, Ordering::AcqRel);
+                        // The other thread may have to be given this one's core.
+                        for spins in 0.. {
+                            match begun.load(Ordering::Acquire) {
+                                2 => break,
+                                _ if spins > 100 => thread::yield_now(),
+                                _ => std::hint::spin_loop(),
+                            }
+                        }
                         places.change(start, start + 0x1000, || true);
-                    });
-                }
-            });
+                    }
+                });
+            }
+        });
+        for places in &places {
             let bounds = places.bounds();
             assert!(bounds.may_contain(0x1000) && bounds.may_contain(0x9fff));
         }
