@@ -472,7 +472,7 @@ fn a_worker_whose_client_has_left_a_driver_call_is_named() {
     let worker = server.ready_spare(1);
     let (link, _) = session(&server.shm);
     let (mut sender, receiver) = link.split();
-    let places = [0x5600_0000_0000, 0x5600_0001_0000];
+    let places = [0x5900_0000_0000, 0x5900_0001_0000];
     for va in places {
         let (len, flags, fd_tag) = (4096, 0, 0);
         let map = messages::HostMap {

@@ -306,7 +306,7 @@ fn memory_outlives_the_context_that_it_was_allocated_in() {
 
 /// Maps a page of host memory at an address that no other client has.
 fn map_mirror(client: &mut Client, offset: u64) -> u64 {
-    let at = 0x5500_0000_0000 + std::ptr::from_ref(client) as u64 % (1 << 30) / 4096 * 4096;
+    let at = 0x5800_0000_0000 + std::ptr::from_ref(client) as u64 % (1 << 30) / 4096 * 4096;
     let va = at + offset;
     client.done(mirror_at(va));
     va
