@@ -12,11 +12,16 @@ The turns without a network are no evidence for the figure. Machines that are sh
 * an overhead is the median of the ratios of neighbouring turns, and stands with the interval that holds the median with
   a probability of 90 %. Where the budget lies in that interval nothing is decided, and turns go on while there is time;
 * both processes have the same cores for the same threads, and the server has others;
-* the first steps of a turn are not timed.
+* the first steps of a turn are not timed;
+* a program's time is as long as its pairs of turns are, so that all have about as many of them, and what is left at the
+  end goes to those of which something is not decided;
+* a figure is for a step of a certain length. If the machine has become faster or slower by a tenth when the figure is
+  run, a figure for the step of that moment is asked for, and the turns begin again: what was run is kept as "moved".
 
 A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`). `--through`
 records programs through the server as well, over a network without a round trip: such a recording (NAME.through.trace)
-has what each call took there, and how often the program really waited.
+has what each call took there, and how often the program really waited; `--through-network` adds such recordings over
+networks (NAME.through-10us.trace), which show what becomes longer with a round trip.
 """
 
 from __future__ import annotations
@@ -62,9 +67,18 @@ TURN = {"samples": 20, "budget_s": 0.025}
 ROUNDS_MIN = 8
 # The turns without a network go on until their median has this standard deviation, or until they have had this part of
 # a program's time.
-NONE_ERROR = 0.005
-NONE_PART = 0.45
+NONE_ERROR = 0.0075
+NONE_PART = 0.4
 ROUNDS_MAX = 200
+# The step may differ by this part from the one that a figure is for, by the median of so many rounds, or another figure
+# is asked for, so often at most.
+STEP_MOVED = 0.1
+ROUNDS_TO_MOVE = 6
+MOVES_MAX = 2
+# Time of a pair of turns beside that of its steps, and the steps in it.
+PAIR_S, STEPS_OF_PAIR = 0.1, 4
+# Less time than this is not worth preparing a program again.
+GO_ON_S_MIN = 5.0
 # Sizes the rings as `outboard calibrate` has them.
 NETWORK_FIRST = "rtt=1ns,bandwidth=100Gbps"
 NO_NETWORK = f"rtt=1ns,bandwidth={CHECK_GBPS}Gbps"
@@ -134,6 +148,8 @@ class Checks:
         self.runner = Runner([sys.executable], self.outboard, scratch, options.log_dir, False)
         self.constants = scratch / "constants.json"
         self.players: dict[str, Player] = {}
+        # About how long a recorded step took, by the program's name.
+        self.step_s: dict[str, float] = {}
 
     def open(self) -> None:
         url = self.server.urls["shm"]
@@ -165,18 +181,18 @@ class Checks:
             player.close()
         self.server.stop()
 
-    def record(self, cases: list[Case], is_through: bool = False) -> dict[str, str]:
-        """Records the programs, one after the other in processes that start together, on this machine's GPU or through
-        the server; returns why some could not be."""
+    def record(self, cases: list[Case], through: str = "") -> dict[str, str]:
+        """Records the programs, one after the other in processes that start together, on this machine's GPU or, over a
+        network, through the server; returns why some could not be."""
         players, errors = {}, {}
         with self.cores.of(self.cores.others | self.cores.first):
             for case in cases:
                 untimed = UNTIMED_OF_LONG if case.name in LONG else UNTIMED
                 whole = str(self.scratch / f"{case.name}.whole")
                 mode = Mode(f"recorded {case.name}", None, record=whole, untimed=untimed, caches="recorded")
-                if is_through:
+                if through:
                     url = self.server.urls["shm"]
-                    mode = Mode(f"through {case.name}", url, emulate=NO_NETWORK, record=whole, caches="emulated")
+                    mode = Mode(f"through {case.name}", url, emulate=through, record=whole, caches="emulated")
                 players[case.name] = Player(self.runner, mode, self.group, case.module)
         for do in (self._ready, self._prepared, self._recorded):
             for case in cases:
@@ -195,14 +211,16 @@ class Checks:
             if case.name not in errors:
                 whole = self.scratch / f"{case.name}.whole"
                 try:
-                    cut(self.runner, whole, self.recording(case, is_through), case.title)
+                    cut(self.runner, whole, self.recording(case, through), case.title)
                 except StageError as error:
                     errors[case.name] = str(error)
                 whole.unlink(missing_ok=True)
         return errors
 
-    def recording(self, case: Case, is_through: bool = False) -> Path:
-        return Path(self.options.recordings) / f"{case.name}{'.through' if is_through else ''}.trace"
+    def recording(self, case: Case, through: str = "") -> Path:
+        rtt = through.partition(",")[0].removeprefix("rtt=")
+        kind = "" if not through else ".through" if through == NO_NETWORK else f".through-{rtt}"
+        return Path(self.options.recordings) / f"{case.name}{kind}.trace"
 
     def _ready(self, player: Player, case: Case) -> None:
         player.wait_until_ready(time.monotonic() + 180)
@@ -214,49 +232,87 @@ class Checks:
 
     def _recorded(self, player: Player, case: Case) -> None:
         iterations = ITERATIONS_OF_LONG if case.name in LONG else ITERATIONS
+        started = time.monotonic()
         player.ask({"do": "record", "iterations": iterations, "warm_up_s": WARM_UP_S})
         player.answer(f"recording {case.name}", RECORD_S_MAX)
+        self.step_s[case.name] = max(0.0, time.monotonic() - started - WARM_UP_S) / iterations
 
-    def check(self, case: Case, until: float) -> dict[str, Any]:
-        """Runs a program at the round-trip time that it is said to bear, at half and at double."""
+    def weight(self, case: Case) -> float:
+        """Returns about how long a pair of turns takes, in seconds."""
+        return PAIR_S + STEPS_OF_PAIR * self.step_s.get(case.name, 0.0)
+
+    def prepare(self, case: Case) -> None:
         for player in self.players.values():
             prepare(player, case)
         for player in self.players.values():
             player.answer(f"preparing {case.name}", RECORD_S_MAX)
             self.cores.place(player)
+
+    def drop(self) -> None:
+        for player in self.players.values():
+            player.ask({"do": "drop"})
+            player.answer("dropping", 60)
+
+    def check(self, case: Case, until: float) -> dict[str, Any]:
+        """Runs a program at the round-trip time that it is said to bear, at half and at double."""
+        self.prepare(case)
         now = time.monotonic()
         alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
         step_ms = statistics.median(local for local, _ in alone)
         known = (statistics.median(overheads(alone)), deviation(alone))
-        answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
-        found = {
+        moved: list[dict[str, Any]] = []
+        while True:
+            answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
+            networks = asked_for(answer) | ({TWIN: TWIN} if self.options.twin else {})
+            may_move = len(moved) < MOVES_MAX and time.monotonic() < until
+            pairs = self.pairs(case, networks, until, step_ms if may_move else None)
+            its_ms = statistics.median(step_of(pairs) or [step_ms])
+            if not may_move or not has_moved(pairs, step_ms):
+                break
+            moved.append({"step_ms": significant(step_ms), "checks": noted(networks, pairs)})
+            step_ms = its_ms
+        self.drop()
+        return {
             "status": "ok",
             "title": f"{case.title}, {case.group}",
             "step_ms": significant(step_ms),
             **{name: answer[name] for name in ANSWERED},
             "without_network": answer["without_network"] | {"rounds_ms": alone},
-            "checks": {},
+            "moved": moved,
+            "checks": noted(networks, pairs),
         }
-        [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
-        networks = {}
-        if largest["limit"] == "at" and largest["value"] > 0:
-            rtt_us = largest["value"] / 1e3
-            networks = {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
-        networks |= {TWIN: TWIN} if self.options.twin else {}
-        pairs = self.pairs(case, networks, until)
-        for player in self.players.values():
-            player.ask({"do": "drop"})
-            player.answer("dropping", 60)
-        found["checks"] = {name: {"network": networks[name], **figures(pairs[name])} for name in networks}
-        return found
 
-    def pairs(self, case: Case, networks: dict[str, str], until: float) -> dict[str, list[list[float]]]:
-        """Returns, for each network, the times of a step in neighbouring turns, local and remote."""
-        pairs: dict[str, list[list[float]]] = {name: [] for name in networks}
+    def go_on(self, case: Case, entry: dict[str, Any], until: float) -> None:
+        """Adds turns to what is not decided of a program, while its step is the one that its figure is for."""
+        checks = entry["checks"]
+        left = {name: checks[name]["network"] for name in undecided(entry)}
+        self.prepare(case)
+        so_far = {name: checks[name]["rounds_ms"] for name in left}
+        pairs = self.pairs(case, left, until, entry["step_ms"], so_far)
+        self.drop()
+        new = {name: pairs[name][len(so_far[name]) :] for name in left}
+        if not has_moved(new, entry["step_ms"]):
+            checks |= noted(left, pairs)
+
+    def pairs(
+        self,
+        case: Case,
+        networks: dict[str, str],
+        until: float,
+        step_ms: float | None = None,
+        so_far: dict[str, list[list[float]]] | None = None,
+    ) -> dict[str, list[list[float]]]:
+        """Returns, for each network, the times of a step in neighbouring turns, local and remote, those `so_far` first.
+        With `step_ms` it ends when the local step is no longer that."""
+        before = so_far or {}
+        pairs = {name: list(before.get(name, [])) for name in networks}
         for number in range(ROUNDS_MAX):
             # Of those without a verdict the shares of time are larger.
-            left = [name for name in networks if number < ROUNDS_MIN or is_open(name, pairs[name])]
-            if not left or (number >= ROUNDS_MIN and time.monotonic() > until):
+            left = [name for name in networks if len(pairs[name]) < ROUNDS_MIN or is_open(name, pairs[name])]
+            if not left or (number >= (1 if before else ROUNDS_MIN) and time.monotonic() > until):
+                break
+            new = {name: pairs[name][len(before.get(name, [])) :] for name in networks}
+            if step_ms is not None and has_moved(new, step_ms):
                 break
             shift = number % len(left)
             for name in left[shift:] + left[:shift]:
@@ -275,6 +331,37 @@ class Checks:
             player.ask({"do": "run", "calls": case.calls, "wait": case.wait, **extent})
             event = player.answer(f"running {case.name}", 60)
         return statistics.median(float(ms) for ms in event["ms"])
+
+
+def asked_for(answer: dict[str, Any]) -> dict[str, str]:
+    """Returns the networks at which the answer's figure is run; none if it has no figure."""
+    [largest] = [r["rtt_ns"]["simulated"] for r in answer["rtt_max"] if r["bits_per_s"] == CHECK_GBPS * 1e9]
+    if largest["limit"] != "at" or largest["value"] <= 0:
+        return {}
+    rtt_us = largest["value"] / 1e3
+    return {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
+
+
+def undecided(entry: dict[str, Any]) -> list[str]:
+    """Returns the networks of a program for which turns should go on."""
+    checks = entry.get("checks", {})
+    return [name for name, check in checks.items() if is_open(name, check["rounds_ms"])]
+
+
+def noted(networks: dict[str, str], pairs: dict[str, list[list[float]]]) -> dict[str, Any]:
+    return {name: {"network": networks[name], **figures(pairs[name])} for name in networks}
+
+
+def step_of(pairs: dict[str, list[list[float]]]) -> list[float]:
+    """Returns the times of the local steps."""
+    return [local for of_one in pairs.values() for local, _ in of_one]
+
+
+def has_moved(pairs: dict[str, list[list[float]]], step_ms: float) -> bool:
+    """Returns true if the local step of these turns is another than the one a figure was for."""
+    steps = step_of(pairs)
+    enough = ROUNDS_TO_MOVE * len(pairs)
+    return len(steps) >= max(1, enough) and abs(statistics.median(steps) / step_ms - 1) > STEP_MOVED
 
 
 def require(
@@ -342,6 +429,7 @@ def figures(pairs: list[list[float]]) -> dict[str, Any]:
     low, high = interval(overheads(pairs))
     return {
         "rounds_ms": pairs,
+        "step_ms": significant(statistics.median(local for local, _ in pairs)),
         "overhead": significant(statistics.median(overheads(pairs))),
         "interval": [significant(low), significant(high)] if math.isfinite(low) else None,
         "verdict": verdict(pairs),
@@ -349,7 +437,7 @@ def figures(pairs: list[list[float]]) -> dict[str, Any]:
 
 
 def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
-    """Adds to each check the overhead that the model gives for its network."""
+    """Adds to each check the overhead that the model gives for its network, and for the step of its turns."""
     for name, entry in results["cases"].items():
         recording = Path(options.recordings) / f"{name}.trace"
         if entry["status"] != "ok" or not recording.exists():
@@ -362,7 +450,8 @@ def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
             for check in entry["checks"].values():
                 if check["network"] == TWIN:
                     continue
-                asked = (recording, Path(constants.name), entry["step_ms"], known, check["network"])
+                check["step_ms"] = significant(statistics.median(local for local, _ in check["rounds_ms"]))
+                asked = (recording, Path(constants.name), check["step_ms"], known, check["network"])
                 overhead = require([str(options.outboard)], *asked)["at_overhead"]["simulated"]
                 check["predicted"] = significant(overhead)
                 check["error"] = significant((1 + overhead) / (1 + check["overhead"]) - 1)
@@ -378,6 +467,8 @@ def line(entry: dict[str, Any]) -> str:
         )
         text += f" ({len(known['rounds_ms'])} pairs)"
     text += f"  margin {entry['margin']['margin']:.1%}"
+    if entry.get("moved"):
+        text += f"  asked again {len(entry['moved'])}"
     for name, check in entry["checks"].items():
         low, high = check["interval"] or (math.nan, math.nan)
         text += f"  {name} {check['overhead']:+.1%} [{low:+.1%}, {high:+.1%}]"
@@ -401,6 +492,28 @@ def totals(entries: list[dict[str, Any]]) -> str:
     )
 
 
+def record_through(checks: Checks, cases: list[Case]) -> None:
+    for network in (NO_NETWORK, *checks.options.through_network) if cases else ():
+        for name, error in checks.record(cases, network).items():
+            print(f"{name} could not be recorded through the server: {error}", flush=True)
+
+
+def decide(checks: Checks, cases: list[Case], results: dict[str, Any], until: float) -> None:
+    """Gives the time that is left to programs of which something is not decided."""
+    for number, case in enumerate(cases):
+        now = time.monotonic()
+        share = checks.weight(case) / sum(map(checks.weight, cases[number:]))
+        if (until - now) * share < GO_ON_S_MIN:
+            continue
+        entry = results["cases"][case.name]
+        try:
+            checks.go_on(case, entry, now + (until - now) * share)
+        except (PlayerError, PlayerSkip) as error:
+            print(f"{case.name} did not go on: {error}", flush=True)
+            checks.restart()
+        print(line(entry), flush=True)
+
+
 def main() -> int:
     options = _parse()
     results = kept.load(options.out, {"format": FORMAT_VERSION, "budget": BUDGET, "cases": {}})
@@ -421,25 +534,27 @@ def main() -> int:
             errors: dict[str, str] = {}
             for at in range(0, len(chosen), BATCH):
                 errors |= checks.record(chosen[at : at + BATCH])
-            through = [case for case in chosen if case.name in options.through]
-            for name, error in (checks.record(through, is_through=True) if through else {}).items():
-                print(f"{name} could not be recorded through the server: {error}", flush=True)
+            record_through(checks, [case for case in chosen if case.name in options.through])
             for number, case in enumerate(chosen):
                 now = time.monotonic()
                 if now > until:
                     print(f"no time was left for {', '.join(left.name for left in chosen[number:])}")
                     break
                 entry = {"status": "error", "title": case.title, "error": errors.get(case.name, "")}
+                share = checks.weight(case) / sum(map(checks.weight, chosen[number:]))
                 try:
                     if case.name not in errors:
-                        entry = checks.check(case, now + (until - now) / (len(chosen) - number))
+                        entry = checks.check(case, now + (until - now) * share)
                 except (PlayerError, PlayerSkip, StageError) as error:
                     entry["error"] = str(error)
                     checks.restart()
                 print(line(entry), flush=True)
                 results["cases"][case.name] = entry | {"machine": about}
                 kept.write(options.out, results)
-            print(totals([results["cases"][case.name] for case in chosen if case.name in results["cases"]]), flush=True)
+            ran = [case for case in chosen if case.name in results["cases"]]
+            decide(checks, [case for case in ran if undecided(results["cases"][case.name])], results, until)
+            kept.write(options.out, results)
+            print(totals([results["cases"][case.name] for case in ran]), flush=True)
         finally:
             checks.close()
     return 0 if all(entry["status"] == "ok" for entry in results["cases"].values()) else EXIT_FAILED
@@ -460,6 +575,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--twin", action="store_true", help="compare a second local process with the first, too")
     parser.add_argument(
         "--through", type=names, default=[], metavar="NAME,...", help="record these through the server, too"
+    )
+    parser.add_argument(
+        "--through-network", action="append", default=[], metavar="NETWORK", help="over this one, too; repeatable"
     )
     parser.add_argument("--predict", action="store_true", help="add predictions to results; needs no GPU")
     parser.add_argument("--device", default="nvidia", help="passed to `outboard serve`")

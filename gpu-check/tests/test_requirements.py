@@ -1,6 +1,7 @@
 """Predictions held against emulated networks: the arithmetic with made-up answers, the whole with the real program."""
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -227,7 +228,9 @@ def test_a_program_is_recorded_through_the_server(tmp_path):
     checks = requirement_checks.Checks(options, tmp_path)
     checks.group = GROUP
     try:
-        errors = checks.record([case("fill_and_read"), case("no_such_step")], is_through=True)
+        cases = [case("fill_and_read"), case("no_such_step")]
+        errors = checks.record(cases, requirement_checks.NO_NETWORK)
+        assert not checks.record(cases[:1], "rtt=100us,bandwidth=100Gbps")
     finally:
         checks.close()
     assert set(errors) == {"no_such_step"}
@@ -242,7 +245,12 @@ def test_a_program_is_recorded_through_the_server(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["recording"]["iterations"] == requirement_checks.ITERATIONS
-    assert sorted(path.name for path in tmp_path.glob("*.trace")) == ["fill_and_read.through.trace"]
+    assert sorted(path.name for path in tmp_path.glob("*.trace")) == [
+        "fill_and_read.through-100us.trace",
+        "fill_and_read.through.trace",
+    ]
+    # Longer steps have longer pairs.
+    assert checks.weight(case("fill_and_read")) > checks.weight(case("never_recorded")) == requirement_checks.PAIR_S
     assert_nothing_runs()
 
 
@@ -264,6 +272,7 @@ class Steady(requirement_checks.Checks):
         self.options = argparse.Namespace(twin=False, recordings=tmp_path)
         self.outboard, self.constants = ["outboard"], tmp_path / "constants.json"
         self.rtt_ms, self.networks = 0.0, []
+        self.slower, self.step_s = 1.0, {}
         self.cores = argparse.Namespace(place=lambda player: None)
         self.players = {"local": self, "emulated": self}
 
@@ -277,7 +286,15 @@ class Steady(requirement_checks.Checks):
         pass
 
     def turn(self, which, case):
-        return 10.0 if which == "local" else 9.0 + self.rtt_ms
+        return 10.0 * self.slower if which == "local" else 9.0 * self.slower + self.rtt_ms
+
+
+def answered(step_ms, known):
+    """An answer of `outboard require` for a program that bears a round trip of 8 % of its step."""
+    answer: dict[str, Any] = {name: {} for name in requirement_checks.ANSWERED}
+    limit = {"limit": "at", "value": 0.08 * step_ms * 1e6}
+    answer["rtt_max"] = [{"bits_per_s": 1e11, "rtt_ns": {"simulated": limit}}]
+    return answer | {"without_network": {"overhead": known[0], "error": known[1], "foreseen": -0.12}}
 
 
 def test_a_program_is_measured_without_a_network_before_its_figure_is_asked_for(tmp_path, monkeypatch):
@@ -285,10 +302,7 @@ def test_a_program_is_measured_without_a_network_before_its_figure_is_asked_for(
 
     def require(outboard, recording, constants, step_ms, known):
         asked.append((step_ms, known, set(checks.networks)))
-        answer: dict[str, Any] = {name: {} for name in requirement_checks.ANSWERED}
-        limit = {"limit": "at", "value": 800e3}
-        answer["rtt_max"] = [{"bits_per_s": 1e11, "rtt_ns": {"simulated": limit}}]
-        return answer | {"without_network": {"overhead": known[0], "error": known[1], "foreseen": -0.12}}
+        return answered(step_ms, known)
 
     monkeypatch.setattr(requirement_checks, "require", require)
     found = checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)
@@ -303,6 +317,82 @@ def test_a_program_is_measured_without_a_network_before_its_figure_is_asked_for(
         ("double", "breaks"),
     ]
     assert checks.networks[-1] != requirement_checks.NO_NETWORK
+    assert found["moved"] == []
+
+
+def test_a_machine_that_has_become_slower_is_asked_for_another_figure(tmp_path, monkeypatch):
+    checks, steps = Steady(tmp_path), []
+
+    def require(outboard, recording, constants, step_ms, known):
+        steps.append(step_ms)
+        checks.slower = 1.5
+        return answered(step_ms, known)
+
+    monkeypatch.setattr(requirement_checks, "require", require)
+    found = checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)
+    assert steps == [10, 15] and found["step_ms"] == 15
+    # The first figure is no evidence: its double would have been kept.
+    [moved] = found["moved"]
+    assert moved["step_ms"] == 10 and moved["checks"]["double"]["overhead"] < 0.05
+    assert len(moved["checks"]["double"]["rounds_ms"]) == requirement_checks.ROUNDS_TO_MOVE
+    assert [check["verdict"] for check in found["checks"].values()] == ["keeps", "keeps", "breaks"]
+    # One that never rests is run as it is in the end.
+    checks.slower = 1.0
+    turns = itertools.count()
+    monkeypatch.setattr(checks, "turn", lambda which, case: 1.01 ** next(turns))
+    assert len(checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)["moved"]) == 2
+
+
+def test_time_that_is_left_goes_to_what_is_not_decided(tmp_path, capsys):
+    checks = Steady(tmp_path)
+    network = "rtt=800us,bandwidth=100Gbps"
+    unsure = requirement_checks.figures([[10.0, 10.4], [10.0, 10.6]] * 4)
+    entry = {"status": "ok", "title": "one", "step_ms": 10.0, "margin": {"margin": 0.05}, "moved": []}
+    entry["checks"] = {"half": {"network": network, **requirement_checks.figures([[10.0, 9.0]] * 8)}}
+    entry["checks"]["at"] = {"network": network, **unsure}
+    assert requirement_checks.undecided(entry) == ["at"]
+    ran, results = case("fill_and_read"), {"cases": {"fill_and_read": entry}}
+    requirement_checks.decide(checks, [ran], results, requirement_checks.time.monotonic())
+    assert entry["checks"]["at"]["verdict"] == "not decided"
+    requirement_checks.decide(checks, [ran], results, requirement_checks.time.monotonic() + 60)
+    assert entry["checks"]["at"]["verdict"] == "keeps" and len(entry["checks"]["at"]["rounds_ms"]) > 8
+    assert len(entry["checks"]["half"]["rounds_ms"]) == 8
+    # On a machine that is slower now, turns are no evidence for a figure of before.
+    entry["checks"]["at"] |= unsure
+    checks.slower = 1.5
+    requirement_checks.decide(checks, [ran], results, requirement_checks.time.monotonic() + 60)
+    assert entry["checks"]["at"]["rounds_ms"] == unsure["rounds_ms"]
+
+
+def test_all_programs_have_their_turns_and_are_counted(tmp_path, capsys, monkeypatch):
+    class Whole(Steady):
+        def __init__(self, options, scratch):
+            super().__init__(scratch)
+            self.options = options
+            self.open = self.calibrate = self.close = self.restart = lambda: None
+
+        def record(self, cases, through=""):
+            recorded.append(([one.name for one in cases], through))
+            self.step_s = {"fill_and_read": 0.01}
+            return {"no_such_step": "it hung"} if not through else {}
+
+    recorded, out = [], tmp_path / "checks.json"
+    monkeypatch.setattr(requirement_checks, "Checks", Whole)
+    monkeypatch.setattr(requirement_checks, "CASES", (case("no_such_step"), case("fill_and_read")))
+    monkeypatch.setattr(requirement_checks, "require", lambda *asked: answered(*asked[3:5]))
+    monkeypatch.setattr(requirement_checks.machine, "describe", lambda outboard: {})
+    arguments = ["--outboard", "outboard", "--out", str(out), "--log-dir", str(tmp_path), "--recordings", str(tmp_path)]
+    arguments += ["--budget-s", "20", "--through", "fill_and_read", "--through-network", "rtt=10us"]
+    monkeypatch.setattr(requirement_checks.sys, "argv", ["checks", *arguments])
+    monkeypatch.setattr(requirement_checks, "line", lambda entry: entry["title"])
+    assert requirement_checks.main() == requirement_checks.EXIT_FAILED
+    both = ["no_such_step", "fill_and_read"]
+    assert recorded == [(both, ""), (both[1:], requirement_checks.NO_NETWORK), (both[1:], "rtt=10us")]
+    assert (
+        "1 of 2 programs have a figure: half holds for 1, it holds for 1, double breaks for 1"
+        in capsys.readouterr().out
+    )
+    assert json.loads(out.read_text())["cases"]["no_such_step"]["error"] == "it hung"
 
 
 def test_turns_without_a_network_go_on_until_their_median_is_known():
