@@ -83,7 +83,8 @@ GO_ON_S_MIN = 5.0
 NETWORK_FIRST = "rtt=1ns,bandwidth=100Gbps"
 NO_NETWORK = f"rtt=1ns,bandwidth={CHECK_GBPS}Gbps"
 CORES_MIN = 12
-NONE, TWIN = "none", "twin"
+# Turns without a network among those of the figure show whether it is still what was measured.
+NONE, AGAIN, TWIN = "none", "none again", "twin"
 # Standard deviations between the bounds of an interval that holds the median with CONFIDENCE.
 INTERVAL_DEVIATIONS = 2 * 1.645
 
@@ -263,7 +264,9 @@ class Checks:
         moved: list[dict[str, Any]] = []
         while True:
             answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
-            networks = asked_for(answer) | ({TWIN: TWIN} if self.options.twin else {})
+            networks = asked_for(answer)
+            networks |= {AGAIN: NO_NETWORK} if networks else {}
+            networks |= {TWIN: TWIN} if self.options.twin else {}
             may_move = len(moved) < MOVES_MAX and time.monotonic() < until
             pairs = self.pairs(case, networks, until, step_ms if may_move else None)
             its_ms = statistics.median(step_of(pairs) or [step_ms])
