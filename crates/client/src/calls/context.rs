@@ -55,7 +55,8 @@ impl Driver {
         context.asked_limits.lock().forget();
         self.contexts.forget_peer(context);
         self.captures.remove_context(context.handle);
-        self.streams.remove_context(context.handle);
+        self.streams
+            .remove_context(context.handle, &self.session.progress);
         for library in self.libraries.of_context(context.handle) {
             self.libraries.remove(&library);
         }

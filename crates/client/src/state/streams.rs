@@ -139,6 +139,17 @@ impl Event {
     }
 }
 
+impl Stream {
+    /// Returns whether all its work is known to be done. What waits for the legacy stream of its
+    /// context has waited for those that it waits for.
+    fn is_known_done(&self, legacy: Option<&Stream>) -> bool {
+        let last = self.progress.work_mark();
+        let is_blocking = self.flags & CU_STREAM_NON_BLOCKING == 0;
+        self.progress.is_complete(last)
+            || is_blocking && legacy.is_some_and(|legacy| legacy.progress.is_complete(last))
+    }
+}
+
 impl StreamRef {
     /// Returns how a message that is work for this stream is numbered.
     #[inline(always)]
@@ -190,6 +201,8 @@ pub(crate) struct Streams {
     /// By context, the number of the last work of streams that were destroyed before it was known
     /// to be done.
     left: Mutex<FxHashMap<usize, u64>>,
+    /// Number of the last work of contexts that were destroyed before it was known to be done.
+    left_by_contexts: AtomicU64,
     /// Held while streams of other threads are named to the server, and while one of them goes or
     /// becomes part of a capture.
     changes: ReentrantMutex<()>,
@@ -319,19 +332,38 @@ impl Streams {
             return false;
         }
         let legacy = self.legacy_of(context);
-        // What waits for the legacy stream has waited for those that it waits for.
-        let is_done = |stream: &Stream| {
-            let last = stream.progress.work_mark();
-            let is_blocking = stream.flags & CU_STREAM_NON_BLOCKING == 0;
-            stream.progress.is_complete(last)
-                || is_blocking
-                    && legacy
-                        .as_ref()
-                        .is_some_and(|l| l.progress.is_complete(last))
-        };
         let own = self.streams.read();
         let mut streams = own.values().chain(&legacy).filter(|s| s.context == context);
-        self.left.lock().contains_key(&context.0) || !streams.all(|s| is_done(s))
+        self.left.lock().contains_key(&context.0)
+            || !streams.all(|s| s.is_known_done(legacy.as_deref()))
+    }
+
+    /// Returns the streams of which work may still run; `None` if work of destroyed streams or
+    /// contexts may.
+    pub(crate) fn at_work(
+        &self,
+        contexts: &[CUcontext],
+        session: &Progress,
+    ) -> Option<Vec<Arc<Stream>>> {
+        if session.is_complete(session.work_mark()) {
+            return Some(Vec::new());
+        }
+        if !session.is_complete(self.left_by_contexts.load(Ordering::Acquire)) {
+            return None;
+        }
+        let mut busy = Vec::new();
+        for context in contexts {
+            if self.left.lock().contains_key(&context.0) {
+                return None;
+            }
+            let legacy = self.legacy_of(*context);
+            let own = self.streams.read();
+            let streams = own.values().chain(&legacy);
+            let is_busy =
+                |s: &&Arc<Stream>| s.context == *context && !s.is_known_done(legacy.as_deref());
+            busy.extend(streams.filter(is_busy).cloned());
+        }
+        Some(busy)
     }
 
     /// Returns all streams of a context except the legacy one.
@@ -344,9 +376,14 @@ impl Streams {
             .collect()
     }
 
-    /// Removes the streams and events of a context that is gone.
-    pub(crate) fn remove_context(&self, context: CUcontext) {
+    /// Removes the streams and events of a context that is gone. `session` are the numbers of the
+    /// session.
+    pub(crate) fn remove_context(&self, context: CUcontext, session: &Progress) {
         let _held = self.hold();
+        if self.is_at_work(context, session) {
+            self.left_by_contexts
+                .fetch_max(session.mark(), Ordering::AcqRel);
+        }
         self.left.lock().remove(&context.0);
         self.streams.write().retain(|_, s| s.context != context);
         self.events.write().retain(|_, e| e.context != context);
