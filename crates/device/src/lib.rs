@@ -21,7 +21,7 @@ pub mod office;
 pub mod pass_fd;
 pub mod session_exports;
 
-use std::{borrow::Cow, os::fd::OwnedFd, sync::Arc};
+use std::{borrow::Cow, cell::Cell, os::fd::OwnedFd, sync::Arc};
 
 use outboard_api::CUresult;
 use outboard_link::{DeviceMemory, GpuMemory, Granted, Lasting, Segment, Tail};
@@ -219,9 +219,25 @@ pub struct Cx<'s> {
     pub fds: &'s mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
     /// Serves the client during a device call that cannot return before it has run host functions.
     pub service: &'s mut Service<'s>,
+    /// `None` if `service` reaches the client. Otherwise it serves nobody, and a call that has to
+    /// serve the client sets this and fails, before it has changed anything.
+    pub unserved: Option<&'s Cell<bool>>,
 }
 
 impl Cx<'_> {
+    /// Refuses a call that has to serve the client where nobody does. The session may then execute
+    /// the message again, with a service.
+    pub fn has_service(&self) -> Result<(), Failure> {
+        match self.unserved {
+            None => Ok(()),
+            Some(unserved) => {
+                unserved.set(true);
+                let what = "a call that would wait while its client is not served";
+                Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, what))
+            }
+        }
+    }
+
     /// Returns a message's data as bytes: a copy of those that the client's adapter may still
     /// write.
     pub fn bytes<'d>(&self, data: Data<'d>) -> Result<Cow<'d, [u8]>, Failure> {

@@ -63,6 +63,7 @@ impl Nvidia {
         if self.copy_by_device((stream_id, stream), dst, src)? {
             return Ok(());
         }
+        cx.has_service()?;
         let current = self.context(cx.context)?.hold.handle;
         let copy = |driver: &Driver| driver.memcpy(dst, src, stream);
         let (driver, device) = self.aside();
@@ -118,6 +119,7 @@ impl Nvidia {
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
         let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
+            cx.has_service()?;
             let current = self.context(cx.context)?.hold.handle;
             let wait = |driver: &Driver| driver.memcpy_box(copy, stream);
             let (driver, device) = self.aside();

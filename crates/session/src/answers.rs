@@ -1,6 +1,6 @@
 //! Sends replies that have become ready, and turns adapter copies into ordinary copies.
 
-use std::time::Instant;
+use std::{cell::Cell, time::Instant};
 
 use outboard_device::{Cx, Device, Failure, Pending, images::ImageStore};
 use outboard_wire::messages::CopyOut;
@@ -27,6 +27,7 @@ pub(super) fn restaged(
         placed: None,
         fds: &mut no_fds,
         service: &mut |_, _| true,
+        unserved: Some(&Cell::new(false)),
     };
     let m = CopyOut {
         src: source.src,

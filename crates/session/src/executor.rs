@@ -1,6 +1,6 @@
 //! The part of a session that executes messages, apart from the link that they come over.
 
-use std::os::fd::OwnedFd;
+use std::{cell::Cell, os::fd::OwnedFd};
 
 use outboard_api::CUresult;
 use outboard_device::{Cx, Device, Failure, HeldUp, Pending, Placed, Service, images::ImageStore};
@@ -9,7 +9,7 @@ use outboard_wire::{
     DecodeError, Reader,
     frame::{RequestHeader, copied_data_at},
     handshake::Purpose,
-    messages::{FenceContext, FenceStream},
+    messages::{FenceContext, FenceStream, is_bulk},
 };
 use rustix::fs::SealFlags;
 
@@ -30,6 +30,14 @@ pub(super) struct Executor<'d> {
     pub(super) reply: Vec<u8>,
     /// The program's call that the device was last told of (a profile's call number).
     call: u32,
+}
+
+/// Functions with which the session helps the device while a message is executed.
+pub(super) struct Aids<'a> {
+    pub(super) fds: &'a mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
+    pub(super) service: &'a mut Service<'a>,
+    /// As [`Cx::unserved`].
+    pub(super) unserved: Option<&'a Cell<bool>>,
 }
 
 impl<'d> Executor<'d> {
@@ -86,6 +94,7 @@ impl<'d> Executor<'d> {
             placed: None,
             fds: &mut { refuse },
             service: &mut |_, _| false,
+            unserved: Some(&Cell::new(false)),
         };
         let (slot, value) = (0, 0);
         let made = match fence.stream {
@@ -111,17 +120,28 @@ impl<'d> Executor<'d> {
         waiting.restage(|source| restaged(&mut *self.device, &mut self.images, source));
     }
 
-    /// Executes a message of bulk data, which is used where it was received.
+    /// Executes a message of bulk data, which is used where it was received. Returns `None` for
+    /// another message, and if the client has to be served meanwhile.
     #[inline(always)]
-    pub(super) fn execute_in_place(
+    pub(super) fn in_place(
         &mut self,
         header: &RequestHeader,
         placed: Option<&Placed>,
         body: Reader<'_>,
-    ) -> Result<Executed, DecodeError> {
+    ) -> Result<Option<Executed>, DecodeError> {
+        if !is_bulk(header.op) {
+            return Ok(None);
+        }
         let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with bulk data"));
         let service = &mut |_: &mut dyn HeldUp, _: &mut _| true;
-        self.execute(header, placed, &mut no_fds, service, body)
+        let unserved = Cell::new(false);
+        let aids = Aids {
+            fds: &mut no_fds,
+            service,
+            unserved: Some(&unserved),
+        };
+        let executed = self.execute(header, placed, aids, body)?;
+        Ok((!unserved.get()).then_some(executed))
     }
 
     /// Executes a message during which more frames may be received, so that its own bytes lie
@@ -131,16 +151,16 @@ impl<'d> Executor<'d> {
         &mut self,
         header: &RequestHeader,
         placed: Option<&Placed>,
-        fds: &mut dyn FnMut(u64) -> Result<OwnedFd, Failure>,
-        service: &mut Service<'_>,
+        aids: Aids<'_>,
         body: Reader<'_>,
     ) -> Result<Executed, DecodeError> {
         let mut cx = Cx {
             context: header.context,
             images: &mut self.images,
             placed,
-            fds,
-            service,
+            fds: aids.fds,
+            service: aids.service,
+            unserved: aids.unserved,
         };
         execute::execute(
             &mut *self.device,

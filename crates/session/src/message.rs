@@ -21,7 +21,7 @@ use super::{
     End, Pulse, Session,
     blocked_service::BlockedService,
     execute::{self, Executed},
-    executor::{Executor, unshrinkable},
+    executor::{Aids, Executor, unshrinkable},
     foresight::Awaited,
     limits, message_stats,
     net::{self, NetMessage},
@@ -95,14 +95,15 @@ impl Session<'_> {
         let foreseen = self.foresight.next(awaited);
         let executed = if let Some(pending) = foreseen {
             Executed::foreseen(pending, awaited)
-        } else if messages::is_bulk(header.op) {
-            let executed = self.executor.execute_in_place(&header, placed.as_ref(), r);
-            executed.map_err(malformed(&header))?
         } else {
-            // Copied, because while the message is executed more frames may be received.
-            self.frame.clear();
-            self.frame.extend_from_slice(frame);
-            self.execute_copied(&header)?
+            let in_place = self.executor.in_place(&header, placed.as_ref(), r);
+            if let Some(executed) = in_place.map_err(malformed(&header))? {
+                executed
+            } else {
+                // Copied, because while the message is executed more frames may be received.
+                frame.clone_into(&mut self.frame);
+                self.execute_copied(&header, placed.as_ref())?
+            }
         };
         let end = self.note_done(&header, &executed, frame_len, start);
         self.settle(header, executed, end)?;
@@ -133,8 +134,27 @@ impl Session<'_> {
     /// Executes the message in `frame`. While it waits for the client, other messages are received
     /// and ready replies sent.
     #[inline(always)]
-    fn execute_copied(&mut self, header: &RequestHeader) -> Result<Executed, End> {
-        let body = self.frame.get(HEADER_BYTES..).unwrap_or_default();
+    fn execute_copied(
+        &mut self,
+        header: &RequestHeader,
+        placed: Option<&Placed>,
+    ) -> Result<Executed, End> {
+        let frame = std::mem::take(&mut self.frame);
+        let executed = match after_frame_header(header, &frame, data_of(placed)) {
+            Ok(body) => self.serving(|executor, aids| executor.execute(header, placed, aids, body)),
+            Err(end) => return Err(end),
+        };
+        self.frame = frame;
+        match self.ended_aside.take() {
+            Some(end) => Err(end),
+            None => executed.map_err(malformed(header)),
+        }
+    }
+
+    /// Executes something during which the client is served. If the session ends meanwhile, the
+    /// reason is in `ended_aside`.
+    #[inline(always)]
+    pub(super) fn serving<R>(&mut self, work: impl FnOnce(&mut Executor<'_>, Aids<'_>) -> R) -> R {
         let receiver = RefCell::new(&mut self.receiver);
         let ended = &mut self.ended_aside;
         let mut blocked = BlockedService {
@@ -172,14 +192,12 @@ impl Session<'_> {
                 .map_err(|e| Failure::new(CUresult::CUDA_ERROR_INVALID_VALUE, e.to_string()))
                 .and_then(unshrinkable)
         };
-        let body = Reader::new(body);
-        let executed = self
-            .executor
-            .execute(header, None, &mut fds, &mut service, body);
-        match self.ended_aside.take() {
-            Some(end) => Err(end),
-            None => executed.map_err(malformed(header)),
-        }
+        let aids = Aids {
+            fds: &mut fds,
+            service: &mut service,
+            unserved: None,
+        };
+        work(&mut self.executor, aids)
     }
 
     /// Counts and logs an executed message. Returns the time.
@@ -306,7 +324,16 @@ fn after_header<'a>(
     frame: &'a [u8],
     data: &'a [u8],
 ) -> Result<Reader<'a>, End> {
-    let mut r = Reader::split(frame, Data::Here(data));
+    after_frame_header(header, frame, Data::Here(data))
+}
+
+/// Like [`after_header`], for data that may be in granted memory.
+fn after_frame_header<'a>(
+    header: &RequestHeader,
+    frame: &'a [u8],
+    data: Data<'a>,
+) -> Result<Reader<'a>, End> {
+    let mut r = Reader::split(frame, data);
     RequestHeader::decode(&mut r).map_err(malformed(header))?;
     Ok(r)
 }

@@ -1,5 +1,7 @@
 //! Copies from host memory to host memory while a stream waits for the client.
 
+use std::cell::Cell;
+
 use super::*;
 
 const LEN: u64 = 5 << 20;
@@ -103,6 +105,7 @@ fn without_device_memory_the_client_is_served_while_a_copy_between_host_memory_w
         placed: None,
         fds: &mut |_| unreachable!(),
         service: &mut answer,
+        unserved: None,
     };
     let [dst, src] = places;
     let copy = messages::Copy {
@@ -125,4 +128,29 @@ fn without_device_memory_the_client_is_served_while_a_copy_between_host_memory_w
     });
     client.send_served(into, dst + 8).expect("copied");
     assert_eq!(contents(&mut client, dst)[..2], *b"in");
+}
+
+#[test]
+fn a_copy_that_has_to_wait_is_refused_where_its_client_is_not_served() {
+    let fake = Fake::build(&[]);
+    let (mut client, [dst, _]) = client_with_memory(&fake, &[7; 8]);
+    fake.ask("fake_pools_refuse", 1);
+    let unserved = Cell::new(false);
+    let mut cx = Cx {
+        context: client.context,
+        images: &mut client.images,
+        placed: None,
+        fds: &mut |_| unreachable!(),
+        service: &mut |_, _| unreachable!(),
+        unserved: Some(&unserved),
+    };
+    let copy = messages::CopyIn {
+        dst,
+        stream: 0,
+        sync: 0,
+        data: b"in"[..].into(),
+    };
+    let refused = client.device.copy_in(&mut cx, &copy).expect_err("refused");
+    assert_eq!(refused.status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    assert!(unserved.get());
 }

@@ -119,6 +119,7 @@ impl Client {
             placed: self.placed.as_ref(),
             fds,
             service: &mut |_, _| true,
+            unserved: None,
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new())
     }
@@ -138,6 +139,7 @@ impl Client {
                 done.extend(reached.iter().map(|(call, _)| *call));
                 true
             },
+            unserved: None,
         };
         dispatch(&mut self.device, &mut cx, &request, &mut Vec::new()).map(drop)
     }
@@ -150,6 +152,7 @@ impl Client {
             placed: None,
             fds: &mut |_| Err(Failure::unsupported("a file descriptor")),
             service: &mut |_, _| true,
+            unserved: None,
         };
         call(&mut self.device, &mut cx)
     }
@@ -356,6 +359,7 @@ fn what_an_image_contains_is_found_out_once() {
             placed: None,
             fds: &mut |_| unreachable!(),
             service: &mut |_, _| true,
+            unserved: None,
         };
         client.device.enter(&cx).expect("a context");
         let contents = client.device.contents(&mut cx, &hash, &image);
@@ -596,6 +600,7 @@ fn variable_behind_host_function(
         placed: None,
         fds: &mut |_| unreachable!(),
         service,
+        unserved: None,
     };
     let asked = messages::LibraryGlobal {
         library: 7,

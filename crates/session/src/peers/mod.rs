@@ -154,6 +154,9 @@ impl Session<'_> {
                 "a way between servers, for a question",
             )),
         };
+        if let Some(end) = self.ended_aside.take() {
+            return Err(end);
+        }
         let to = match (sent, &executed.outcome) {
             (Some((way, number, ..)), Ok(_)) => {
                 let way = self.peers.outgoing(way);
@@ -258,16 +261,17 @@ impl Session<'_> {
         header: &RequestHeader,
         work: impl FnOnce(&mut dyn outboard_device::Device, &mut Cx<'_>) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let mut no_fds = |_| Err(Failure::unsupported("a file descriptor with a copy"));
-        let executor = &mut self.executor;
-        let mut cx = Cx {
-            context: header.context,
-            images: &mut executor.images,
-            placed: None,
-            fds: &mut no_fds,
-            service: &mut |_, _| true,
-        };
-        work(&mut *executor.device, &mut cx)
+        self.serving(|executor, aids| {
+            let mut cx = Cx {
+                context: header.context,
+                images: &mut executor.images,
+                placed: None,
+                fds: aids.fds,
+                service: aids.service,
+                unserved: aids.unserved,
+            };
+            work(&mut *executor.device, &mut cx)
+        })
     }
 }
 

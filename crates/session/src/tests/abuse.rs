@@ -222,6 +222,7 @@ fn no_bytes_make_the_decoder_panic() {
             placed: None,
             fds: &mut fds,
             service: &mut |_, _| true,
+            unserved: None,
         };
         if matches!(
             Request::decode(op, &mut Reader::new(&body)),

@@ -395,6 +395,41 @@ fn a_device_that_is_held_up_gives_all_that_came_before_a_host_function() {
 }
 
 #[test]
+fn a_copy_to_the_device_that_is_held_up_waits_with_its_client_served() {
+    for (mut client, len) in [
+        (Client::shm(), 100),
+        (Client::shm(), 50_000),
+        (Client::tcp(), 100),
+        (Client::tcp(), 50_000),
+    ] {
+        let data: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+        let copy = messages::CopyIn {
+            dst: 9,
+            stream: HELD_UP,
+            sync: 0,
+            data: data[..].into(),
+        };
+        client.send(0, &copy);
+        let called = client.recv();
+        let Note::HostCall(call) = called.note() else {
+            panic!("{called:?}");
+        };
+        assert_eq!(call.call, 42);
+        // Taken meanwhile, where the copy's own bytes were received.
+        client.fence(1, 0);
+        client.send(0, &messages::HostFuncDone { call: 42 });
+        client.board.done.store(1, SeqCst);
+        let answer = client.recv();
+        let Note::HostPages(pages) = answer.note() else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(pages.va, 9);
+        assert!(pages.data == data, "the data of {len} bytes");
+        assert!(client.recv().is_answer_to(1));
+    }
+}
+
+#[test]
 fn more_copies_than_may_wait_do_not_hold_up_what_they_wait_for() {
     let mut client = Client::shm();
     let count = limits::WAITING_MAX as u32 + 500;

@@ -41,6 +41,8 @@ use outboard_wire::{
 
 use super::*;
 
+/// The stream in which a copy to the device is held up.
+const HELD_UP: u64 = 77;
 const ROOM_BYTES_MAX: usize = 900_000;
 /// DataConnections that a session may have, whatever the machine.
 const DATA_CONNECTIONS: usize = 3;
@@ -216,8 +218,17 @@ impl Device for Fake {
         })
     }
 
-    /// Hands the data back as pages that kernels wrote.
+    /// Hands the data back as pages that kernels wrote. In stream `HELD_UP` it first waits until
+    /// the client has run host function 42.
     fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
+        if m.stream == HELD_UP {
+            cx.has_service()?;
+            self.host_calls.push((42, CUresult::CUDA_SUCCESS));
+            let mut done = Vec::new();
+            while done.is_empty() && (cx.service)(self, &mut done) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         if let (Some(Placed::Own(memory)), Data::Here(bytes)) = (cx.placed, m.data)
             && std::ptr::eq(memory.bytes(), bytes)
         {

@@ -370,6 +370,7 @@ fn shared_files_are_the_same_memory() {
             placed: None,
             fds: &mut fds,
             service: &mut |_, _| true,
+            unserved: None,
         };
         let request = Request::HostMap(m::HostMap {
             va,

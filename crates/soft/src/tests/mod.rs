@@ -80,6 +80,7 @@ impl Client {
             placed: None,
             fds: &mut fds,
             service: &mut |_, _| true,
+            unserved: None,
         };
         let mut reply = Vec::new();
         let outcome = dispatch(self.device.as_mut(), &mut cx, request, &mut reply)?;
