@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import time
@@ -109,7 +110,7 @@ def test_adapters_of_two_folders_do_not_reach_each_other(tmp_path: Path) -> None
 
 def test_strangers_are_hung_up_on(tmp_path: Path) -> None:
     """Connections that say nothing, nonsense, or numbers that nobody awaits keep nobody from meeting."""
-    hello = b"OBNIC\0\0\2"
+    hello = b"OBNIC\0\0\4"
     says = [
         hello + bytes.fromhex("00000100 00000100"),
         hello + bytes.fromhex("01000000 00000100"),
@@ -147,10 +148,56 @@ def test_queues_reach_the_memory_of_gpus(tmp_path: Path) -> None:
     assert "mlx5dv_devx_umem_reg: memory at 0x" in done.stderr
 
 
+# Limit of descriptors, and ways, of both sides; what the two say, in order.
+@pytest.mark.parametrize(
+    ("limits", "ways", "expected"),
+    [
+        ((10, 0), ("", ""), ("Too many open files", "")),
+        ((0, 10), ("", ""), ("", "Too many open files")),
+        ((0, 0), ("tcp", "shm"), ("", "a process shares none if its OUTBOARD_NET_WAY is tcp")),
+    ],
+)
+def test_who_cannot_connect_says_why(
+    tmp_path: Path, limits: tuple[int, int], ways: tuple[str, str], expected: tuple[str, str]
+) -> None:
+    port = str(free_port())
+    program = ["ibv_rc_pingpong", "-g", "0", "-n", "20", "-p", port]
+    ends = []
+    for limit, way, peer in zip(limits, ways, ([], ["localhost"]), strict=True):
+        under = ["prlimit", f"--nofile={limit}"] if limit else []
+        env = {**os.environ, **({"OUTBOARD_NET_WAY": way} if way else {})}
+        command = [*under, *nic_run(tmp_path, *program, *peer)]
+        ends.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        if not peer:
+            wait_for_listener(int(port), ends[0])
+    try:
+        # The one that connects gives up after 8 s, and the other then has no peer.
+        connects = ends[1].communicate(timeout=60)[1]
+    finally:
+        for end in ends:
+            end.kill()
+    says = (ends[0].communicate()[1], connects)
+    for said, wanted in zip(says, expected, strict=True):
+        lines = [line for line in said.splitlines() if "queue pairs of two processes do not connect" in line]
+        assert (len(lines) == 1 and wanted in lines[0]) if wanted else not lines, says
+
+
 def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     done = run(tmp_path, "/nowhere/at-all")
     assert done.returncode == 127
     assert "/nowhere/at-all" in done.stderr
+
+
+def test_a_place_that_is_no_file_is_passed_by(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.lock")
+    (tmp_path / "2").mkdir()
+    (tmp_path / "3.lock").symlink_to("elsewhere")
+    done = run(tmp_path, "ibv_devinfo")
+    assert done.returncode == 0 and (tmp_path / "4").is_socket(), done.stderr
+    (tmp_path / "address").unlink()
+    os.mkfifo(tmp_path / "address")
+    done = run(tmp_path, "ibv_devinfo")
+    assert done.returncode != 0 and "address: this is no file" in done.stderr, done.stderr
 
 
 def test_adapters_meet_in_a_folder(tmp_path: Path) -> None:

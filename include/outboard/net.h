@@ -66,7 +66,7 @@ enum outboard_net_access {
     OUTBOARD_NET_REMOTE_ATOMIC = 8,
 };
 
-// Memory that a process offers to the other; all zero offers none.
+// Memory that a process offers to the other; all zero, or a null pointer for `mine`, offers none.
 struct outboard_net_window {
     uint64_t address, bytes;
     uint32_t key, reserved;
@@ -123,7 +123,8 @@ enum outboard_net_meeting {
 // allowed by OUTBOARD_NET_ANYWHERE, on both sides. It ends with the queue's reset, and a process that ends is error 15 of
 // the other's queue. Messages have at most 16 MiB. Entries travel by memory of both processes if both are of one user and
 // at a loopback address of one network namespace, else over tcp; OUTBOARD_NET_WAY of the environment says `shm`, `tcp`, or
-// `verbs`, which is never chosen by itself: by queue pairs of an RDMA device, which OUTBOARD_RDMA names.
+// `verbs`, which is never chosen by itself: by queue pairs of an RDMA device, which OUTBOARD_RDMA names. `theirs` is what
+// the other offers, and no null pointer: that is an error.
 int outboard_net_meet(const struct outboard_net *net, uint32_t qpn, const char *address, int how, uint32_t timeout_ms,
                       const struct outboard_net_window *mine, struct outboard_net_window *theirs);
 // Wakes the adapter in software of a queue's doorbell. net.cuh calls it for threads of the CPU; a kernel cannot, so that a

@@ -72,7 +72,17 @@ TEXT_BYTES = 4
 OF_GPU = "this tensor is in a GPU's memory, which the adapter in software does not reach: pin it"
 
 
-class Exported(ctypes.Structure):
+class _Shown(ctypes.Structure):
+    """A structure that prints as its fields."""
+
+    _fields_: ClassVar = []
+
+    def __repr__(self) -> str:
+        of = ", ".join(f"{name}={getattr(self, name):#x}" for name, _ in self._fields_ if name != "reserved")
+        return f"{type(self).__name__}({of})"
+
+
+class Exported(_Shown):
     """`outboard_net_queue`: what a kernel takes by value."""
 
     _fields_: ClassVar = [
@@ -96,7 +106,7 @@ class _Options(ctypes.Structure):
     ]
 
 
-class Status(ctypes.Structure):
+class Status(_Shown):
     """`outboard_net_status`: counts since the last reset, and the entry that failed first."""
 
     _fields_: ClassVar = [
@@ -105,7 +115,7 @@ class Status(ctypes.Structure):
     ]
 
 
-class Window(ctypes.Structure):
+class Window(_Shown):
     """`outboard_net_window`: memory that a process offers to the other."""
 
     _fields_: ClassVar = [("address", c_uint64), ("bytes", c_uint64), ("key", c_uint32), ("reserved", c_uint32)]

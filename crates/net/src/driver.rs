@@ -75,6 +75,11 @@ pub(crate) fn export_table(id: &[u8; 16]) -> Option<*const c_void> {
     (status == SUCCESS && !table.is_null()).then_some(table)
 }
 
+/// Returns true if this process has loaded a driver, and this thread has no current context of it.
+pub(crate) fn is_without_context() -> bool {
+    loaded().is_some_and(|library| !has_context(&library))
+}
+
 /// Returns the allocation of GPU memory that has this address; `None` if there is none.
 pub(crate) fn range_of(address: u64) -> Option<Range<u64>> {
     let library = loaded()?;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{adapter::Peer, error::Error, way::Way};
+use crate::{adapter::Peer, error::Error, stream::read_by, way::Way};
 
 /// First bytes of a connection; the last is the version.
 const MAGIC: [u8; 8] = *b"OBNET\0\0\x01";
@@ -81,6 +81,9 @@ pub(crate) const BY_VERBS: u32 = 4;
 
 /// Bit of a hello's ways: this process takes no other than memory that both have.
 pub(crate) const SHARES_ALONE: u32 = 8;
+
+/// Bit of a hello's ways: this process hears why the other has no memory to share.
+pub(crate) const SAYS_WHY: u32 = 16;
 
 /// Why a queue whose entries travel by verbs does not meet another.
 pub(crate) const NOT_BY_VERBS: &str = "one of the two is a queue of nic whose entries travel by verbs (OUTBOARD_NET_WAY=verbs), and the other is \
@@ -250,8 +253,13 @@ pub(crate) fn connect(
 ) -> Result<(TcpStream, Hello), NotMet> {
     let mut stream = reach(socket, deadline)?;
     stream.set_nodelay(true)?;
-    stream.write_all(&mine.bytes())?;
-    let bytes = hear(&mut stream, deadline)?;
+    stream
+        .write_all(&mine.bytes())
+        .map_err(|error| match has_hung_up(&error) {
+            true => NotMet::HungUp,
+            false => error.into(),
+        })?;
+    let bytes = hear(&stream, deadline)?;
     let theirs = Hello::parse(&bytes).ok_or(NotMet::NoHello)?;
     Ok((stream, theirs))
 }
@@ -277,27 +285,30 @@ fn reach(socket: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
 }
 
 /// Waits for a hello's bytes.
-fn hear(stream: &mut TcpStream, deadline: Instant) -> Result<[u8; HELLO_BYTES], NotMet> {
-    let (mut bytes, mut got) = ([0; HELLO_BYTES], 0);
-    while got < HELLO_BYTES {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(late().into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut bytes[got..]) {
-            Ok(0) => return Err(NotMet::HungUp),
-            Ok(count) => got += count,
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock => return Err(late().into()),
-                ErrorKind::ConnectionReset => return Err(NotMet::HungUp),
-                ErrorKind::Interrupted => {}
-                _ => return Err(error.into()),
-            },
-        }
-    }
+fn hear(stream: &TcpStream, deadline: Instant) -> Result<[u8; HELLO_BYTES], NotMet> {
+    let mut bytes = [0; HELLO_BYTES];
+    read_by(stream, &mut bytes, deadline).map_err(|error| match has_hung_up(&error) {
+        true => NotMet::HungUp,
+        false => error.into(),
+    })?;
     stream.set_read_timeout(None)?;
     Ok(bytes)
+}
+
+/// Returns whether an error says that the other end of a connection is gone.
+fn has_hung_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+    )
+}
+
+/// Says why a meeting has failed after the hellos.
+pub(crate) fn why(error: &io::Error) -> String {
+    match has_hung_up(error) {
+        true => "the other process has hung up".into(),
+        false => error.to_string(),
+    }
 }
 
 fn late() -> io::Error {
@@ -372,6 +383,18 @@ mod tests {
         let waited = begin.elapsed();
         assert!(waited >= Duration::from_millis(500) && waited < Duration::from_secs(20));
         drop(places);
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_has_hung_up_however_that_is_seen() {
+        for kind in [
+            ErrorKind::BrokenPipe,
+            ErrorKind::ConnectionReset,
+            ErrorKind::UnexpectedEof,
+        ] {
+            assert_eq!(why(&kind.into()), "the other process has hung up");
+        }
+        assert_eq!(why(&late()), "timed out");
     }
 
     #[test]

@@ -25,7 +25,7 @@ const IS_CONNECTED: [u8; 1] = [0];
 const OTHERWISE: &str = "the other process says something else than that it is connected";
 const MTU_MIN: u16 = 256;
 /// The shortest wait for the last byte.
-const SHORTEST: Duration = Duration::from_millis(1);
+pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 
 fn bytes(of: &Remote) -> [u8; REACH_BYTES] {
     let mut bytes = [0; REACH_BYTES];
@@ -131,11 +131,12 @@ pub(crate) fn meet(
         return Err(failed(&NOT_BY_VERBS));
     }
     let number = theirs.peer.qpn;
-    let reached = exchange(&stream, mine, number, deadline).map_err(|error| failed(&error))?;
+    let reached =
+        exchange(&stream, mine, number, deadline).map_err(|error| failed(&meet::why(&error)))?;
     let reached = reached
         .ok_or_else(|| failed(&"the other process is not of a provider with RDMA devices"))?;
     connect(&reached, &stream)?;
-    both(&stream, deadline).map_err(|error| failed(&error))?;
+    both(&stream, deadline).map_err(|error| failed(&meet::why(&error)))?;
     Ok((theirs.window, stream))
 }
 

@@ -4,11 +4,14 @@
 //!
 //! ```text
 //!  listens                       connects
-//!    offer: name, secret ── tcp ──►│          32 bytes of zero: no memory here
+//!    offer: name, secret ── tcp ──►│          name of zeros: no memory here, then the reason
 //!    ◄──────────── secret ── unix ─┤
 //!    file ────────────────── unix ─►│         checked, mapped
-//!    ◄─────────────── 1 or 0 ─ tcp ─┤         1: both use it
+//!    ◄────────── 1 or reason ─ tcp ─┤         1: both use it
 //! ```
+//!
+//! A reason is one byte: 0 if it is not told, 2 if this process wants no such memory, else 2 and a
+//! number of `errno`.
 //!
 //! Both have to be of one user. The name says nothing: who has not heard the secret gets no file.
 
@@ -30,7 +33,7 @@ use rustix::{
         SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
         sendmsg, socket_with, sockopt::socket_peercred,
     },
-    process::geteuid,
+    process::{Resource, geteuid, getrlimit},
     rand::{GetRandomFlags, getrandom},
 };
 
@@ -43,6 +46,9 @@ const NAME: &str = "outboard-net-";
 const SECRET_BYTES: usize = 16;
 const OFFER_BYTES: usize = 2 * SECRET_BYTES;
 const UNWANTED: &str = "this process shares no memory";
+const TAKEN: u8 = 1;
+/// Reason of a process that wants no memory.
+const NOT_WANTED: u8 = 2;
 /// Time between two looks for the other process.
 const LOOK: Duration = Duration::from_millis(1);
 /// Patience with a process that has connected, and with one that is to send the file.
@@ -56,6 +62,55 @@ pub(crate) struct Terms {
     /// Bytes that both want; 0 if this one wants no such memory.
     pub(crate) bytes: usize,
     pub(crate) deadline: Instant,
+    /// The other hears reasons.
+    pub(crate) says_why: bool,
+}
+
+/// Why a process has no memory to share: what it says itself, and the byte that it tells the other.
+struct Refused {
+    why: String,
+    reason: u8,
+}
+
+impl Refused {
+    fn unwanted() -> Refused {
+        Refused {
+            why: UNWANTED.into(),
+            reason: NOT_WANTED,
+        }
+    }
+
+    fn told(&self, says_why: bool) -> u8 {
+        if says_why { self.reason } else { 0 }
+    }
+}
+
+impl From<io::Error> for Refused {
+    fn from(error: io::Error) -> Refused {
+        let number = match error.kind() {
+            ErrorKind::FileTooLarge => libc::EFBIG,
+            _ => error.raw_os_error().unwrap_or(0),
+        };
+        let told = u8::try_from(number).ok().filter(|number| *number > 0);
+        let reason = told.and_then(|number| number.checked_add(NOT_WANTED));
+        Refused {
+            why: error.to_string(),
+            reason: reason.unwrap_or(0),
+        }
+    }
+}
+
+/// Returns why the other process has no memory, by its byte.
+fn theirs(failed: &str, reason: u8) -> String {
+    match reason {
+        NOT_WANTED => "the other process shares no memory".into(),
+        ..NOT_WANTED => format!("the other process {failed}"),
+        _ => {
+            let number = i32::from(reason - NOT_WANTED);
+            let error = io::Error::from_raw_os_error(number);
+            format!("the other process {failed}: {error}")
+        }
+    }
 }
 
 /// Returns memory that the process at the other end of the connection has, too; or why there is
@@ -74,6 +129,15 @@ where
 
 /// Makes a file of this many zeroed bytes, which nobody can make shorter, and maps it.
 fn make(bytes: usize) -> io::Result<(OwnedFd, Mapped)> {
+    // The kernel ends a process by a signal that makes a longer file than it may.
+    if let Some(max) = getrlimit(Resource::Fsize).current
+        && bytes as u64 > max
+    {
+        let why = format!(
+            "{bytes} bytes of memory to share count as a file, and files of this process are limited to {max} bytes (ulimit -f)"
+        );
+        return Err(io::Error::new(ErrorKind::FileTooLarge, why));
+    }
     let file = memfd_create(
         "outboard-net",
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -94,6 +158,8 @@ struct Offer {
     /// Name and secret.
     words: [u8; OFFER_BYTES],
     is_taken: bool,
+    /// Why the file could not be given.
+    failed: Option<io::Error>,
 }
 
 impl Offer {
@@ -106,19 +172,28 @@ impl Offer {
         let address = SocketAddr::from_abstract_name(name(&words))?;
         let listener = UnixListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
+        // One more descriptor is needed for the process that comes.
+        drop(file.try_clone()?);
         Ok(Offer {
             file,
             memory,
             listener,
             words,
             is_taken: false,
+            failed: None,
         })
     }
 
     /// Gives the file to a process that has come, if it is this user's and knows the secret.
     fn serve(&mut self, deadline: Instant) {
-        let Ok((guest, _)) = self.listener.accept() else {
-            return;
+        let guest = match self.listener.accept() {
+            Ok((guest, _)) => guest,
+            Err(error) => {
+                if error.kind() != ErrorKind::WouldBlock {
+                    self.failed = Some(error);
+                }
+                return;
+            }
         };
         if !is_of_this_user(&guest) || guest.set_nonblocking(false).is_err() {
             return;
@@ -126,7 +201,10 @@ impl Offer {
         let mut secret = [0; SECRET_BYTES];
         let has_said = read_by(&guest, &mut secret, deadline.min(Instant::now() + STEP));
         if has_said.is_ok() && secret == self.words[SECRET_BYTES..] {
-            self.is_taken |= send_file(&guest, &self.file).is_ok();
+            match send_file(&guest, &self.file) {
+                Ok(()) => self.is_taken = true,
+                Err(error) => self.failed = Some(error),
+            }
         }
     }
 }
@@ -173,14 +251,16 @@ where
         bytes, deadline, ..
     } = terms;
     let made = match bytes {
-        0 => Err(UNWANTED.to_owned()),
-        _ => Offer::make(bytes).map_err(|error| error.to_string()),
+        0 => Err(Refused::unwanted()),
+        _ => Offer::make(bytes).map_err(Refused::from),
     };
     let mut offer = match made {
         Ok(offer) => offer,
-        Err(why) => {
-            stream.write_all(&[0; OFFER_BYTES])?;
-            return Ok(Err(why));
+        Err(refused) => {
+            let mut words = [0; OFFER_BYTES];
+            words[SECRET_BYTES] = refused.told(terms.says_why);
+            stream.write_all(&words)?;
+            return Ok(Err(refused.why));
         }
     };
     stream.write_all(&offer.words)?;
@@ -199,9 +279,12 @@ where
         }
     }
     match (verdict, offer.is_taken) {
-        ([1], true) => Ok(Ok(offer.memory)),
-        ([0], _) => Ok(Err("the other process could not take the memory".into())),
-        _ => Err(ErrorKind::InvalidData.into()),
+        ([TAKEN], true) => Ok(Ok(offer.memory)),
+        ([TAKEN], false) => Err(ErrorKind::InvalidData.into()),
+        ([reason], is_taken) => Ok(Err(match offer.failed.filter(|_| !is_taken) {
+            Some(error) => format!("this process could not give the memory: {error}"),
+            None => theirs("could not take the memory", reason),
+        })),
     }
 }
 
@@ -214,17 +297,20 @@ where
     } = terms;
     let mut words = [0; OFFER_BYTES];
     read_by(stream, &mut words, deadline)?;
-    if words == [0; OFFER_BYTES] {
-        return Ok(Err(
-            "the other process could not make memory to share".into()
-        ));
+    if words[..SECRET_BYTES] == [0; SECRET_BYTES] {
+        let reason = words[SECRET_BYTES];
+        return Ok(Err(theirs("could not make memory to share", reason)));
     }
     let fetched = match bytes {
-        0 => Err(UNWANTED.to_owned()),
-        _ => fetch(&words, bytes).map_err(|error| error.to_string()),
+        0 => Err(Refused::unwanted()),
+        _ => fetch(&words, bytes).map_err(Refused::from),
     };
-    stream.write_all(&[fetched.is_ok().into()])?;
-    Ok(fetched)
+    let verdict = match &fetched {
+        Ok(_) => TAKEN,
+        Err(refused) => refused.told(terms.says_why),
+    };
+    stream.write_all(&[verdict])?;
+    Ok(fetched.map_err(|refused| refused.why))
 }
 
 /// Asks for the file of an offer, and maps it.
@@ -241,7 +327,12 @@ fn fetch(words: &[u8; OFFER_BYTES], bytes: usize) -> io::Result<Mapped> {
         return Err(ErrorKind::PermissionDenied.into());
     }
     stream.write_all(&words[SECRET_BYTES..])?;
-    let file = receive_file(&stream)?;
+    let file = receive_file(&stream).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::InvalidData => {
+            io::Error::new(error.kind(), "the other process has not given the memory")
+        }
+        _ => error,
+    })?;
     Mapped::of_file(file.as_fd(), bytes)
 }
 
@@ -273,6 +364,7 @@ mod tests {
             gives,
             bytes,
             deadline,
+            says_why: true,
         }
     }
 
@@ -317,7 +409,7 @@ mod tests {
             let taken = agree(&other, terms(false, within(STEP))).unwrap();
             let mut verdict = [9];
             (&one).read_exact(&mut verdict).unwrap();
-            assert_eq!(verdict, [taken.is_ok().into()]);
+            assert_eq!(verdict == [TAKEN], taken.is_ok());
             taken.map_or_else(|why| why, |_| String::new())
         })
     }
@@ -354,7 +446,7 @@ mod tests {
         assert!(agree(&other, terms(false, within(STEP))).unwrap().is_err());
         let mut said = [9];
         (&one).read_exact(&mut said).unwrap();
-        assert_eq!(said, [0]);
+        assert_eq!(said, [NOT_WANTED + libc::ECONNREFUSED as u8]);
         (&one).write_all(&[0]).unwrap();
         let why = agree(&other, terms(true, within(STEP))).unwrap();
         assert!(why.unwrap_err().contains("could not take"));
@@ -370,8 +462,26 @@ mod tests {
             };
             let asked = spawn(move || agree(&one, unwanted));
             let agreed = agree(&other, terms(!gives, within(STEP))).unwrap();
-            assert!(agreed.is_err() && asked.join().unwrap().unwrap().is_err());
+            assert_eq!(
+                asked.join().unwrap().unwrap().err().as_deref(),
+                Some(UNWANTED)
+            );
+            let why = agreed.err();
+            assert_eq!(why.as_deref(), Some("the other process shares no memory"));
         }
+    }
+
+    #[test]
+    fn reasons_are_told_as_numbers_of_errors() {
+        for number in [libc::EMFILE, libc::EFBIG, libc::ENOMEM] {
+            let error = io::Error::from_raw_os_error(number);
+            let refused = Refused::from(io::Error::from_raw_os_error(number));
+            assert_eq!(refused.told(false), 0);
+            let said = theirs("failed", refused.told(true));
+            assert_eq!(said, format!("the other process failed: {error}"));
+        }
+        assert_eq!(Refused::from(io::Error::other("no number")).reason, 0);
+        assert_eq!(theirs("failed", 0), "the other process failed");
     }
 
     #[test]

@@ -13,6 +13,9 @@ use std::{
 use libc::c_int;
 use rustix::net::{SendFlags, send as send_now};
 
+/// Most time that one read waits. The kernel rounds a socket's time up by an eighth.
+const PATIENCE_MAX: Duration = Duration::from_millis(50);
+
 /// A byte stream between two processes.
 pub trait Stream: Read + Write + Send + Sync + Sized + 'static {
     fn duplicate(&self) -> IoResult<Self>;
@@ -48,14 +51,12 @@ where
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        stream.set_patience(Some(left))?;
+        stream.set_patience(Some(left.min(PATIENCE_MAX)))?;
         match stream.read(&mut into[got..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }
     }
@@ -133,6 +134,66 @@ pub(crate) mod tests {
     /// A deadline before 32 bytes of such a process have come.
     pub(crate) fn soon() -> Instant {
         Instant::now() + Duration::from_millis(200)
+    }
+
+    /// A stream on which nothing comes, and how long it was waited for at a time.
+    #[derive(Default)]
+    struct Silent(parking_lot::Mutex<Vec<Duration>>);
+
+    impl Read for &Silent {
+        fn read(&mut self, _: &mut [u8]) -> IoResult<usize> {
+            sleep(Duration::from_millis(1));
+            Err(ErrorKind::WouldBlock.into())
+        }
+    }
+
+    impl Read for Silent {
+        fn read(&mut self, into: &mut [u8]) -> IoResult<usize> {
+            (&*self).read(into)
+        }
+    }
+
+    impl Write for Silent {
+        fn write(&mut self, from: &[u8]) -> IoResult<usize> {
+            Ok(from.len())
+        }
+
+        fn flush(&mut self) -> IoResult<()> {
+            Ok(())
+        }
+    }
+
+    impl Stream for Silent {
+        fn duplicate(&self) -> IoResult<Self> {
+            Ok(Silent::default())
+        }
+
+        fn end(&self, _: Shutdown) -> IoResult<()> {
+            Ok(())
+        }
+
+        fn set_patience(&self, time: Option<Duration>) -> IoResult<()> {
+            self.0.lock().extend(time);
+            Ok(())
+        }
+
+        fn write_some(&self, bytes: &[u8]) -> usize {
+            bytes.len()
+        }
+
+        fn untaken(&self) -> usize {
+            0
+        }
+    }
+
+    /// Of 30 s the kernel makes up to 32, of a twentieth of a second nothing that matters.
+    #[test]
+    fn a_long_wait_is_made_of_short_ones_that_end_with_the_clock() {
+        let silent = Silent::default();
+        let late = read_by(&silent, &mut [0; 32], soon()).unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let waits = silent.0.lock();
+        assert!(waits.len() > 1 && waits.iter().all(|wait| *wait <= PATIENCE_MAX));
     }
 
     #[test]

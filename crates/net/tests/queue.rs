@@ -78,6 +78,13 @@ fn what_either_of_two_processes_refuses_has_its_syndrome() {
     }
 }
 
+#[test]
+fn a_limit_of_files_takes_the_shared_memory_of_a_meeting_and_not_the_program() {
+    run("limits", &["nic"], &[], &[&free_port(), "auto"]);
+    let alone = [("OUTBOARD_NET_WAY", "shm")];
+    run("limits", &["nic"], &alone, &[&free_port(), "shm"]);
+}
+
 fn free_port() -> String {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     free.local_addr().unwrap().port().to_string()

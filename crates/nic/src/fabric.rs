@@ -50,7 +50,7 @@ pub const VARIABLE: &str = "OUTBOARD_NIC_FABRIC";
 const PLACES_MAX: u32 = 255;
 const PLACE_SHIFT: u32 = 16;
 /// First bytes of a connection, its answer and the confirmation; the last is the version.
-const MAGIC: [u8; 8] = *b"OBNIC\0\0\x03";
+const MAGIC: [u8; 8] = *b"OBNIC\0\0\x04";
 const HELLO_BYTES: usize = 16;
 /// Time that a process has to say who it is, and to be answered: those who are not awaited are hung
 /// up on at once.
@@ -119,12 +119,6 @@ impl Fabric {
         let gid = gid::of(&folder)?;
         let (place, lock) = take_place(&folder)?;
         let socket = folder.join(place.to_string());
-        match fs::remove_file(&socket) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(named(&socket, &error));
-            }
-            _ => {}
-        }
         let listener = UnixListener::bind(&socket).map_err(|error| named(&socket, &error))?;
         let fabric = Fabric {
             folder,
@@ -147,9 +141,13 @@ impl Fabric {
     ) -> io::Result<()> {
         spawn(move || {
             for stream in listener.incoming() {
-                let Ok(stream) = stream else {
-                    sleep(RETRY_MAX);
-                    continue;
+                let stream = match stream {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        say_lack(&error);
+                        sleep(RETRY_MAX);
+                        continue;
+                    }
                 };
                 if self.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
                     self.guests.fetch_sub(1, Ordering::AcqRel);
@@ -159,7 +157,8 @@ impl Fabric {
                     let _ = self.welcome(nic, stream);
                     self.guests.fetch_sub(1, Ordering::AcqRel);
                 };
-                if spawn(welcome).is_err() {
+                if let Err(error) = spawn(welcome) {
+                    say_unconnected(&error);
                     self.guests.fetch_sub(1, Ordering::AcqRel);
                 }
             }
@@ -249,7 +248,8 @@ impl Fabric {
     fn dial(&self, nic: &Nic, qpn: u32, peer: u32, epoch: u32) {
         let mut pause = RETRY_MIN;
         while self.awaits(qpn, peer).is_some_and(|of| of == epoch) {
-            if let Ok(stream) = self.ask(qpn, peer)
+            let asked = self.ask(qpn, peer).inspect_err(say_lack);
+            if let Ok(stream) = asked
                 && self.claim(qpn, epoch, || (&stream).write_all(&MAGIC))
                 && self.attach(nic, qpn, epoch, stream, false)
             {
@@ -343,7 +343,10 @@ impl Fabric {
         let Some(meeting) = meetings.get_mut(&qpn).filter(|of| of.epoch == epoch) else {
             return false;
         };
-        meeting.link = common.and_then(|common| Link::by(nic, stream, common, qpn, epoch).ok());
+        meeting.link = common.and_then(|common| {
+            let link = Link::by(nic, stream, common, qpn, epoch);
+            link.inspect_err(say_unconnected).ok()
+        });
         meeting.is_met = meeting.link.is_some();
         meeting.room = room.filter(|_| meeting.is_met);
         meeting.is_met
@@ -357,11 +360,26 @@ impl Fabric {
         let (asked, why) = (asked.name().to_string_lossy(), common.why());
         say(&format!(
             "outboard nic: queue pairs of two processes do not connect, as {WAY_VARIABLE} is \
-             {asked}: {} ({SHARED_MAX} connections have memory at most)",
+             {asked}: {} (a process shares none if its {WAY_VARIABLE} is tcp, or once {SHARED_MAX} \
+             connections have some)",
             why.unwrap_or_default()
         ));
         false
     }
+}
+
+/// Says what this process lacks, if an error is of that; others are of peers that are not there.
+fn say_lack(error: &io::Error) {
+    let lacks = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    if error.raw_os_error().is_some_and(|of| lacks.contains(&of)) {
+        say_unconnected(error);
+    }
+}
+
+fn say_unconnected(error: &io::Error) {
+    say(&format!(
+        "outboard nic: queue pairs of two processes do not connect: {error}"
+    ));
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -409,25 +427,58 @@ fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Locks the first place that no living process has.
+/// Locks the first place that no living process has, and takes the socket of an earlier one away.
+/// A place whose lock is no file, or whose socket is a folder, is nobody's.
 fn take_place(folder: &Path) -> io::Result<(u32, File)> {
+    let mut unfit = String::new();
     for place in 1..=PLACES_MAX {
         let path = folder.join(format!("{place}.lock"));
-        let opened = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path);
-        let lock = opened.map_err(|error| named(&path, &error))?;
+        let lock = match open_lock(&path) {
+            Ok(lock) => lock,
+            Err(error) if is_no_file(&error) => {
+                unfit = format!("; {} is no file", path.display());
+                continue;
+            }
+            Err(error) => return Err(named(&path, &error)),
+        };
         // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok((place, lock));
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            continue;
+        }
+        let socket = folder.join(place.to_string());
+        match fs::remove_file(&socket) {
+            Err(error) if error.kind() == ErrorKind::IsADirectory => {
+                unfit = format!("; {} is a folder", socket.display());
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(named(&socket, &error));
+            }
+            _ => return Ok((place, lock)),
         }
     }
     Err(io::Error::other(format!(
-        "{}: {PLACES_MAX} processes have their places",
+        "{}: {PLACES_MAX} processes have their places{unfit}",
         folder.display()
     )))
+}
+
+/// Opens a lock without waiting for the other end of a pipe that is in its place.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let lock = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    match lock.metadata()?.is_file() {
+        true => Ok(lock),
+        false => Err(io::Error::from_raw_os_error(libc::ENXIO)),
+    }
+}
+
+/// Returns whether an error says that a pipe nobody reads, a socket, a link or a folder is there.
+fn is_no_file(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    number.is_some_and(|of| [libc::ENXIO, libc::ELOOP, libc::EISDIR].contains(&of))
 }

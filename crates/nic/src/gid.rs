@@ -39,6 +39,9 @@ fn own(path: &Path) -> io::Result<[u8; OWN]> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("this is no file"));
+    }
     lock(&file)?;
     let mut own = [0; OWN];
     if file.read_exact(&mut own).is_err() {

@@ -8,7 +8,7 @@
 mod verbs;
 
 use std::{
-    io::{ErrorKind, Read, Result as IoResult, Write},
+    io::{Error as IoError, ErrorKind, Read, Result as IoResult, Write},
     net::Shutdown,
     sync::{
         Arc,
@@ -21,7 +21,7 @@ use std::{
 use crate::{
     adapter::{Call, HEADER_BYTES, Header, Peer, Sink},
     error::Error,
-    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, SHARES, SHARES_ALONE, Window},
+    meet::{self, BY_VERBS, Hello, Meeting, NOT_BY_VERBS, SAYS_WHY, SHARES, SHARES_ALONE, Window},
     nic::{Nic, Shared},
     queue::Queue,
     rings::{RINGS_BYTES, Rings},
@@ -63,6 +63,7 @@ impl Common {
             gives,
             bytes: if wants { RINGS_BYTES } else { 0 },
             deadline,
+            says_why: true,
         };
         let memory = agree(stream, terms)?;
         Ok(Common(memory.map(|memory| Rings::new(memory, gives))))
@@ -131,15 +132,15 @@ impl Link {
         let qpn = queue.export().qpn;
         let epoch = nic.with(|adapter| adapter.unconnected(qpn))?.epoch;
         let is_sharing = socket.ip().is_loopback() && meeting.way != Some(Way::Tcp);
+        let shares = if is_sharing { SHARES } else { 0 };
+        let alone = match meeting.way {
+            Some(Way::Shm) => SHARES_ALONE,
+            _ => 0,
+        };
         let mine = Hello {
             peer: Peer { qpn, epoch },
             window: mine,
-            ways: match (is_sharing, meeting.way) {
-                (true, Some(Way::Shm)) => SHARES | SHARES_ALONE,
-                (true, _) => SHARES,
-                (false, Some(Way::Shm)) => SHARES_ALONE,
-                (false, _) => 0,
-            },
+            ways: SAYS_WHY | shares | alone,
         };
         let met = match meeting.listens {
             true => meet::listen(socket, mine, deadline),
@@ -157,8 +158,9 @@ impl Link {
                     gives: meeting.listens,
                     bytes: RINGS_BYTES,
                     deadline,
+                    says_why: theirs.ways & SAYS_WHY != 0,
                 };
-                agree(&stream, terms).map_err(|error| failed(&error))?
+                agree(&stream, terms).map_err(|error| failed(&meet::why(&error)))?
             }
         };
         if let (Err(why), Some(Way::Shm)) = (&memory, meeting.way) {
@@ -227,7 +229,7 @@ impl Link {
             is_over: Arc::default(),
             threads: Vec::new(),
         };
-        link.threads.push(spawn("outboard-net-in", move || {
+        let started = spawn("outboard-net-in", move || {
             listen(&shared, &reader);
             let _ = reader.end(Shutdown::Both);
             shared.with(|adapter| {
@@ -235,7 +237,8 @@ impl Link {
                 adapter.link_down(qpn, epoch);
             });
             shared.rouse();
-        })?);
+        });
+        link.threads.push(started.map_err(no_thread)?);
         Ok(link)
     }
 
@@ -273,14 +276,15 @@ impl Link {
         };
         let receiving = shared.clone();
         let (taken, given) = (moved.clone(), moved);
-        link.threads.push(spawn("outboard-net-in", move || {
+        let started = spawn("outboard-net-in", move || {
             let stream = Moving::new(&reader, &taken);
             let _ = receive(&receiving, stream, (qpn, epoch), &is_over);
             let _ = reader.end(Shutdown::Both);
             receiving.with(|adapter| adapter.link_down(qpn, epoch));
             receiving.rouse();
-        })?);
-        link.threads.push(spawn("outboard-net-out", move || {
+        });
+        link.threads.push(started.map_err(no_thread)?);
+        let started = spawn("outboard-net-out", move || {
             // After an error nothing comes but what is here already.
             let stream = Moving::new(&writer, &given);
             let _ = writer.end(match send(&shared, stream, (qpn, epoch), &is_ending) {
@@ -288,7 +292,8 @@ impl Link {
                 Err(_) => Shutdown::Both,
             });
             shared.with(|adapter| adapter.end_outgoing(qpn, epoch));
-        })?);
+        });
+        link.threads.push(started.map_err(no_thread)?);
         Ok(link)
     }
 
@@ -314,6 +319,11 @@ impl Drop for Link {
             let _ = thread.join();
         }
     }
+}
+
+/// Says which of the things that a connection needs there is not.
+fn no_thread(error: IoError) -> IoError {
+    IoError::new(error.kind(), Error::Thread(error.to_string()))
 }
 
 /// A stream of which the adapter sees that bytes move, long before a frame has.

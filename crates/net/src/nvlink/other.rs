@@ -1,5 +1,6 @@
 //! Meetings with queues of `nvlink` of other processes on this machine: each offers a handle of
-//! its GPU's memory, by which the driver maps it for the other.
+//! its GPU's memory, by which the driver maps it for the other, and says whether it has mapped the
+//! other's. Who cannot do either says why.
 
 use std::{
     io::{ErrorKind, Read, Result as IoResult, Write},
@@ -9,7 +10,7 @@ use std::{
         mpsc::{self, Sender},
     },
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     error::Error,
     keys::Access,
     meet::{self, Hello, Meeting, Window},
+    reach::SHORTEST,
     stream::read_by,
     threads::spawn,
 };
@@ -25,8 +27,17 @@ use crate::{
 use super::queue::{KEYS_MAX, Key};
 
 /// First bytes of what follows the hello; the last is the version.
-const MAGIC: [u8; 8] = *b"OBPEERS\x01";
-const OFFER_BYTES: usize = 8 + HANDLE_BYTES + 16;
+const MAGIC: [u8; 8] = *b"OBPEERS\x02";
+/// First bytes of one who has mapped what the other offers, and of one who says why not.
+const AGREED: [u8; 8] = *b"OBPEERA\x02";
+const REFUSED: [u8; 8] = *b"OBPEERR\x02";
+const MESSAGE_BYTES: usize = 128;
+const NO_CONTEXT: &str = "its thread has no current context of CUDA";
+const NOT_OF_GPU: &str = "nvlink offers memory of GPUs to other processes, and this is none";
+const NOT_OF_CUDA_MALLOC: &str =
+    "nvlink offers memory of cudaMalloc to other processes, and this is none";
+/// Time in which the other comes to hear why this side does not meet it.
+const TOLD: Duration = Duration::from_secs(2);
 
 /// Memory of a GPU, as the driver gives it to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,28 +59,27 @@ impl Offer {
                 access: 0,
             });
         };
-        let range = driver::range_of(key.address)
-            .ok_or("nvlink offers memory of GPUs to other processes, and this is none")?;
+        if driver::is_without_context() {
+            return Err(NO_CONTEXT.into());
+        }
+        let range = driver::range_of(key.address).ok_or(NOT_OF_GPU)?;
+        let handle = driver::handle_of(range.start);
         Ok(Offer {
-            handle: driver::handle_of(range.start)?,
+            handle: handle.map_err(|why| format!("{NOT_OF_CUDA_MALLOC} ({why})"))?,
             offset: key.address - range.start,
             access: key.access,
         })
     }
 
-    fn bytes(&self) -> [u8; OFFER_BYTES] {
-        let mut bytes = [0; OFFER_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..8 + HANDLE_BYTES].copy_from_slice(&self.handle);
-        let rest = &mut bytes[8 + HANDLE_BYTES..];
+    fn write(&self, to: &mut [u8]) {
+        let (handle, rest) = to.split_at_mut(HANDLE_BYTES);
+        handle.copy_from_slice(&self.handle);
         rest[..8].copy_from_slice(&self.offset.to_le_bytes());
         rest[8..12].copy_from_slice(&self.access.to_le_bytes());
-        bytes
     }
 
-    fn parse(bytes: &[u8; OFFER_BYTES]) -> Option<Offer> {
-        let rest = bytes.strip_prefix(&MAGIC)?;
-        let (handle, rest) = rest.split_first_chunk()?;
+    fn parse(bytes: &[u8]) -> Option<Offer> {
+        let (handle, rest) = bytes.split_first_chunk()?;
         let (offset, rest) = rest.split_first_chunk()?;
         Some(Offer {
             handle: *handle,
@@ -84,6 +94,9 @@ impl Offer {
         let access = Access::new(self.access).map_err(|error| error.to_string())?;
         if slot >= KEYS_MAX {
             return Err(format!("the peer has offered key {:#x}", window.key));
+        }
+        if driver::is_without_context() {
+            return Err(NO_CONTEXT.into());
         }
         let opened = driver::open(&self.handle)?;
         let base = opened.0;
@@ -101,6 +114,50 @@ impl Offer {
             access: access.0,
         };
         Ok((key, opened))
+    }
+}
+
+/// A message after the hello: first an offer, then whether the other's is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Message {
+    Offer(Offer),
+    Agreed,
+    Refused(String),
+}
+
+impl Message {
+    fn bytes(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let (magic, rest) = bytes.split_at_mut(MAGIC.len());
+        match self {
+            Message::Offer(offer) => {
+                magic.copy_from_slice(&MAGIC);
+                offer.write(rest);
+            }
+            Message::Agreed => magic.copy_from_slice(&AGREED),
+            Message::Refused(why) => {
+                magic.copy_from_slice(&REFUSED);
+                rest.iter_mut()
+                    .zip(why.bytes())
+                    .for_each(|(to, byte)| *to = byte);
+            }
+        }
+        bytes
+    }
+
+    fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Option<Message> {
+        let (magic, rest) = bytes.split_first_chunk()?;
+        match *magic {
+            MAGIC => Offer::parse(rest).map(Message::Offer),
+            AGREED => Some(Message::Agreed),
+            REFUSED => {
+                let why = String::from_utf8_lossy(rest);
+                let why = why.trim_end_matches(['\0', char::REPLACEMENT_CHARACTER]);
+                let shown = why.replace(char::is_control, " ");
+                Some(Message::Refused(shown))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -164,8 +221,12 @@ pub(crate) fn meet(
         why: why.to_string(),
     };
     let socket = meeting.socket()?;
-    let offer = Offer::of(offered).map_err(|why| failed(&why))?;
-    let deadline = Instant::now() + meeting.timeout;
+    let begin = Instant::now();
+    let mut deadline = begin + meeting.timeout;
+    let offer = Offer::of(offered);
+    if offer.is_err() {
+        deadline = deadline.min(begin + TOLD);
+    }
     let hello = Hello {
         peer: Peer {
             qpn: queue.qpn(),
@@ -178,19 +239,21 @@ pub(crate) fn meet(
         true => meet::listen(socket, hello, deadline),
         false => meet::connect(socket, hello, deadline),
     };
-    let (stream, theirs) = met.map_err(|error| failed(&error))?;
-    let their_offer = exchange(&stream, &offer, deadline).map_err(|error| failed(&error))?;
-    let their_offer = their_offer.ok_or_else(|| failed(&"the other process is not of nvlink"))?;
-    let mut window = theirs.window;
-    let mut key = None;
-    let mut opened = None;
-    if window.bytes > 0 {
-        let (found, memory) = their_offer.open(&window).map_err(|why| failed(&why))?;
-        window.address = found.address;
-        (key, opened) = (Some(found), Some(memory));
+    let (stream, theirs) = match (met, &offer) {
+        (Ok(met), _) => met,
+        (Err(_), Err(why)) => return Err(failed(&shown(why))),
+        (Err(error), _) => return Err(failed(&error)),
+    };
+    let (found, opened) = agree(&stream, offer, &theirs.window, deadline)
+        .map_err(|why| failed(&why))?
+        .unzip();
+    let (key, mut window) = (found, theirs.window);
+    if let Some(key) = &key {
+        window.address = key.address;
     }
     // Nothing fails once kernels may use the memory.
-    let mut other = watch(queue.clone(), stream).map_err(|error| failed(&error))?;
+    let watched = watch(queue.clone(), stream);
+    let mut other = watched.map_err(|error| failed(&Error::Thread(error.to_string())))?;
     queue.connect_other(key.as_ref())?;
     other.connected();
     Ok(Met {
@@ -200,17 +263,63 @@ pub(crate) fn meet(
     })
 }
 
-/// Sends an offer, and reads the other's; none if it is something else.
-fn exchange(mut stream: &TcpStream, offer: &Offer, deadline: Instant) -> IoResult<Option<Offer>> {
-    stream.write_all(&offer.bytes())?;
-    let mut bytes = [0; OFFER_BYTES];
+/// Returns what a side says of itself, as it is said at that side.
+fn shown(why: &str) -> String {
+    why.replace(NO_CONTEXT, "this thread has no current context of CUDA")
+}
+
+/// Exchanges offers, maps the memory that the peer offers, and hears that it has mapped this
+/// side's. Returns it, if there is any.
+fn agree(
+    stream: &TcpStream,
+    offer: Result<Offer, String>,
+    window: &Window,
+    deadline: Instant,
+) -> Result<Option<(Key, Opened)>, String> {
+    let said = match &offer {
+        Ok(offer) => Message::Offer(*offer),
+        Err(why) => Message::Refused(why.clone()),
+    };
+    let theirs = exchange(stream, &said, deadline);
+    offer.map_err(|why| shown(&why))?;
+    let theirs = match theirs.map_err(|error| meet::why(&error))? {
+        Some(Message::Offer(theirs)) => theirs,
+        Some(Message::Refused(why)) => return Err(format!("the other process says: {why}")),
+        _ => return Err("the other process is not of nvlink, or of another version".into()),
+    };
+    let opened = match window.bytes {
+        0 => Ok(None),
+        _ => theirs.open(window).map(Some),
+    };
+    let said = match &opened {
+        Ok(_) => Message::Agreed,
+        Err(why) => Message::Refused(why.clone()),
+    };
+    // One who has said it in time is heard, however late this side is.
+    let theirs = exchange(stream, &said, deadline.max(Instant::now() + SHORTEST));
+    let opened = opened.map_err(|why| shown(&why))?;
+    match theirs.map_err(|error| meet::why(&error))? {
+        Some(Message::Agreed) => Ok(opened),
+        Some(Message::Refused(why)) => Err(format!("the other process says: {why}")),
+        _ => Err(meet::why(&ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// Sends a message, and reads the other's; none if it is something else.
+fn exchange(
+    mut stream: &TcpStream,
+    message: &Message,
+    deadline: Instant,
+) -> IoResult<Option<Message>> {
+    stream.write_all(&message.bytes())?;
+    let mut bytes = [0; MESSAGE_BYTES];
     match read_by(stream, &mut bytes, deadline) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
     }
     stream.set_read_timeout(None)?;
-    Ok(Offer::parse(&bytes))
+    Ok(Message::parse(&bytes))
 }
 
 /// Waits in a thread for the connection's end, which is the peer's, once the queue is connected.
@@ -242,7 +351,6 @@ mod tests {
         net::TcpListener,
         sync::atomic::{AtomicU32, Ordering},
         thread,
-        time::Duration,
     };
 
     use super::*;
@@ -306,19 +414,72 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_is_read_as_it_was_written_and_nothing_else_is() {
+    fn messages_are_read_as_they_were_written_and_nothing_else_is() {
         let offer = Offer {
             handle: std::array::from_fn(|at| at as u8),
             offset: 1 << 40,
             access: 15,
         };
-        let bytes = offer.bytes();
-        assert_eq!(Offer::parse(&bytes), Some(offer));
-        for at in 0..MAGIC.len() {
-            let mut other = bytes;
-            other[at] ^= 1;
-            assert_eq!(Offer::parse(&other), None);
+        for message in [
+            Message::Offer(offer),
+            Message::Agreed,
+            Message::Refused("a reason".into()),
+        ] {
+            let bytes = message.bytes();
+            assert_eq!(Message::parse(&bytes), Some(message));
+            for at in 0..MAGIC.len() {
+                let mut other = bytes;
+                other[at] ^= 0x80;
+                assert_eq!(Message::parse(&other), None);
+            }
         }
+        let long = Message::Refused("long\n".repeat(99)).bytes();
+        let Some(Message::Refused(said)) = Message::parse(&long) else {
+            panic!("{long:?}")
+        };
+        assert_eq!(said, "long ".repeat(24));
+    }
+
+    /// Returns what two processes say of each other's offers.
+    fn agreed(offers: [Result<Offer, String>; 2], bytes: [u64; 2]) -> [String; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let other = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let side = |stream: TcpStream, offer, bytes| {
+            let window = Window {
+                bytes,
+                ..Window::default()
+            };
+            let done = agree(&stream, offer, &window, deadline);
+            done.map_or_else(|why| why, |_| "agreed".into())
+        };
+        let [first, second] = offers;
+        thread::scope(|scope| {
+            let first = scope.spawn(|| side(one, first, bytes[0]));
+            let second = side(other, second, bytes[1]);
+            [first.join().unwrap(), second]
+        })
+    }
+
+    #[test]
+    fn each_hears_why_the_other_cannot_offer_or_map() {
+        let none = || Offer::of(None);
+        assert_eq!(agreed([none(), none()], [0, 0]), ["agreed", "agreed"]);
+        let without = Err(NO_CONTEXT.to_owned());
+        assert_eq!(
+            agreed([without, none()], [0, 0]),
+            [
+                "this thread has no current context of CUDA".to_owned(),
+                format!("the other process says: {NO_CONTEXT}")
+            ]
+        );
+        // The second offers what cannot be mapped.
+        let why = "the peer has offered key 0x0";
+        assert_eq!(
+            agreed([none(), none()], [8, 0]),
+            [why.to_owned(), format!("the other process says: {why}")]
+        );
     }
 
     #[test]
@@ -340,10 +501,10 @@ mod tests {
         let said = offer.open(&window(0x101)).unwrap_err();
         assert!(said.starts_with("there is no access"), "{said}");
     }
+
     #[test]
     fn a_peer_that_trickles_has_no_more_time_than_the_meeting() {
-        let offer = Offer::of(None).unwrap();
-        let late = exchange(&trickling(), &offer, soon()).unwrap_err();
+        let late = exchange(&trickling(), &Message::Agreed, soon()).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::TimedOut);
     }
 }

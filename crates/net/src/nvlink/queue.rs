@@ -192,15 +192,17 @@ impl Queue {
         }
     }
 
-    /// Ends the connection, since the peer was reset: waits fail with 15 from now on, unless
-    /// the counters are where only a GPU sees them.
+    /// Ends the connection, since the peer was reset or is gone: posts of objects that look fail
+    /// with 15 from now on, unless the counters are where only a GPU sees them. Tickets are of
+    /// calls that have done all they had to do, so that the failure is behind every one of them.
     pub(super) fn end(&self) {
         self.block.u64(CONNECTED).store(0, Ordering::Release);
         if self.options.are_counters_of_gpu() {
             return;
         }
         let base = self.block.u64(BASE).load(Ordering::Acquire);
-        let gone = base << 8 | u64::from(Syndrome::RETRIES_EXCEEDED.0);
+        let behind = base + (GENERATION - 1);
+        let gone = behind << 8 | u64::from(Syndrome::RETRIES_EXCEEDED.0);
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         let _ = self.block.u64(ERROR).fetch_update(success, failure, |old| {
             (old >> 8 < base || old == 0).then_some(gone)

@@ -131,13 +131,17 @@ fn tell(stream: &mut TcpStream, address: &str, secret: &[u8; SECRET_BYTES]) -> R
     }
     let length = address.len() as u16;
     let bytes = [&length.to_le_bytes(), address.as_bytes(), secret].concat();
-    stream.write_all(&bytes).map_err(|error| error.to_string())
+    stream.write_all(&bytes).map_err(|error| meet::why(&error))
 }
 
 fn hear(stream: &TcpStream, deadline: Instant) -> Result<(String, [u8; SECRET_BYTES]), String> {
     let read = |bytes: &mut [u8]| {
-        read_by(stream, bytes, deadline)
-            .map_err(|error| format!("the other has not said where its server is: {error}"))
+        read_by(stream, bytes, deadline).map_err(|error| {
+            format!(
+                "the other has not said where its server is: {}",
+                meet::why(&error)
+            )
+        })
     };
     let mut length = [0; 2];
     read(&mut length)?;
