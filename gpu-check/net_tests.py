@@ -40,6 +40,7 @@ NOT_HERE = {
 }
 SAID_MAX = 2000
 INTERRUPTED_S_MAX = 30
+PYTEST_INTERRUPTED = 2
 EXIT_FAILED = 1
 EXIT_NOT_RUN = 77
 
@@ -68,26 +69,34 @@ def passes_on(script: Path, to: str) -> None:
     script.chmod(0o755)
 
 
-def run(options: argparse.Namespace, report: Path) -> int:
+def run(options: argparse.Namespace, report: Path) -> tuple[int, str | None]:
+    """Runs the tests. Returns pytest's status, and why it was interrupted."""
     chosen = " and ".join([*(f"not {name}" for name in NOT_HERE), *([f"({options.only})"] if options.only else [])])
     env = {**os.environ, "OUTBOARD": str(options.outboard.resolve()), "OUTBOARD_TESTS_DEVICE": "nvidia"}
     command = [sys.executable, "-m", "pytest", "-v", *(["-x"] if options.stop else []), "-p", "no:cacheprovider"]
     command += ["--junitxml", report, "-k", chosen, *(options.files or FILES)]
     tests = subprocess.Popen(list(map(str, command)), cwd=ROOT, env=env)
     try:
-        return tests.wait(options.timeout_s)
+        status = tests.wait(options.timeout_s)
+        return status, "by a signal" if status == PYTEST_INTERRUPTED else None
     except subprocess.TimeoutExpired:
-        print(f"no end within {options.timeout_s:g} s")
+        why = f"no end within {options.timeout_s:g} s"
+        print(why)
         # It reports what it has.
         tests.send_signal(signal.SIGINT)
         tests.wait(INTERRUPTED_S_MAX)
-        return EXIT_FAILED
+        return EXIT_FAILED, why
 
 
 def outcomes(report: Path) -> list[dict[str, Any]]:
-    """Each test of pytest's report, and what a failed one said."""
+    """Each test of pytest's report, and what a failed one said.
+
+    A run that is interrupted has a row without a name for the test that was under way: that one is no result.
+    """
     rows = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
+        if not case.get("name"):
+            continue
         row: dict[str, Any] = {"test": case.get("name"), "seconds": float(case.get("time", "0")), "outcome": "passed"}
         for child in case:
             if child.tag in ("failure", "error", "skipped"):
@@ -112,18 +121,21 @@ def main() -> int:
     stand_in()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        ended = run(options, report)
+        ended, interrupted = run(options, report)
         rows = outcomes(report) if report.exists() else []
     results = {
         "format": 1,
         "what": "the project's tests of kernels that post, with servers that have this machine's GPU",
         "machine": machine.describe([str(options.outboard)]),
         "not_here": NOT_HERE,
+        "interrupted": interrupted,
         "tests": rows,
     }
     options.out.write_text(json.dumps(machine.scrub(results), indent=1) + "\n")
     failed = [row["test"] for row in rows if row["outcome"] not in ("passed", "skipped")]
     print(f"{len(rows)} tests, {len(failed)} failed: {' '.join(failed)}")
+    if interrupted:
+        print(f"interrupted: {interrupted}")
     return EXIT_FAILED if failed or ended != 0 or not rows else 0
 
 
