@@ -22,6 +22,7 @@ mod wait;
 
 use std::{
     collections::HashMap,
+    ops::Range,
     os::fd::{BorrowedFd, RawFd},
     sync::{
         Arc,
@@ -485,16 +486,17 @@ impl Session {
         self.waiters.lock().values().any(is_of_both)
     }
 
-    /// Returns whether a reply that has not arrived goes into some of these bytes.
-    pub(super) fn expects_at(&self, address: u64, bytes: u64) -> bool {
-        let is_there = |memory: &ReceiveBuffer| {
-            let at = memory.address.addr() as u64;
-            at < address.saturating_add(bytes)
-                && address < at.saturating_add(memory.rows.spanned_bytes() as u64)
-        };
-        let is_of_both =
-            |of: &Expected| matches!(&of.sink, Sink::Memory(memory) if is_there(memory));
-        self.waiters.lock().values().any(is_of_both)
+    /// Returns the addresses into which replies go that have not arrived.
+    pub(super) fn awaited_memory(&self) -> Vec<Range<u64>> {
+        let waiters = self.waiters.lock();
+        let memory = waiters.values().filter_map(|of| match &of.sink {
+            Sink::Memory(memory) => {
+                let at = memory.address.addr() as u64;
+                Some(at..at.saturating_add(memory.rows.spanned_bytes() as u64))
+            }
+            _ => None,
+        });
+        memory.collect()
     }
 
     /// Returns the memory to receive a long reply into: a copy's plain destination.

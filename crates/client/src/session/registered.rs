@@ -51,9 +51,7 @@ impl Session {
     /// the ring.
     pub(crate) fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
         let registrar = self.registrar.as_ref()?;
-        registrar.register_beside(memory, use_, |address, bytes| {
-            self.expects_at(address, bytes)
-        })
+        registrar.register_beside(memory, use_, || self.awaited_memory())
     }
 
     /// Deregisters memory that the program gives up.

@@ -3,6 +3,7 @@
 //! registration is kept until its owner gives the memory up, or until a limit is reached.
 
 use std::{
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -61,19 +62,20 @@ impl Registrar {
     /// [forgotten](Self::forget). `None` if the system refuses it, above all by its limit on locked
     /// memory.
     pub fn register(&self, memory: Lasting, use_: RdmaUse) -> Option<Registered> {
-        self.register_beside(memory, use_, |_, _| false)
+        self.register_beside(memory, use_, Vec::new)
     }
 
     /// Does the same, and drops no registration for it of memory into which data is still to be
-    /// written, which `is_awaited` tells by address and length.
+    /// written. `awaited` lists the addresses of that memory; it is called only if registrations
+    /// have to go, and then once.
     pub fn register_beside(
         &self,
         memory: Lasting,
         use_: RdmaUse,
-        is_awaited: impl Fn(u64, u64) -> bool,
+        awaited: impl Fn() -> Vec<Range<u64>>,
     ) -> Option<Registered> {
         let mut cache = self.cache();
-        let region = cache.get(memory.address(), memory.len(), use_, is_awaited, || {
+        let region = cache.get(memory.address(), memory.len(), use_, awaited, || {
             let access = match use_ {
                 RdmaUse::Source => Access::Local,
                 RdmaUse::Target => Access::Write,
@@ -185,7 +187,7 @@ impl<R> Cache<R> {
         address: u64,
         len: usize,
         use_: RdmaUse,
-        is_awaited: impl Fn(u64, u64) -> bool,
+        awaited: impl Fn() -> Vec<Range<u64>>,
         make: impl Fn() -> Option<R>,
     ) -> Option<Arc<R>> {
         let bytes = len as u64;
@@ -202,8 +204,9 @@ impl<R> Cache<R> {
         if self.refused_at.is_some_and(|at| at.elapsed() < REFUSED) {
             return None;
         }
+        let mut idle = None;
         while self.entries.len() >= self.entries_max || self.bytes + bytes > self.bytes_max {
-            if !self.evict(&is_awaited) {
+            if !self.evict(idle.get_or_insert_with(|| self.idle(&awaited))) {
                 return None;
             }
         }
@@ -211,7 +214,7 @@ impl<R> Cache<R> {
         let made = loop {
             match make() {
                 Some(made) => break Some(made),
-                None if self.evict(&is_awaited) => {}
+                None if self.evict(idle.get_or_insert_with(|| self.idle(&awaited))) => {}
                 None => break None,
             }
         };
@@ -233,17 +236,31 @@ impl<R> Cache<R> {
         Some(region)
     }
 
-    /// Drops the least recently used registration that is not in use. Returns false if there is
-    /// none.
-    fn evict(&mut self, is_awaited: impl Fn(u64, u64) -> bool) -> bool {
-        let idle = self.entries.iter().enumerate();
-        let oldest = idle
-            .filter(|(_, entry)| Arc::strong_count(&entry.region) == 1)
-            .filter(|(_, entry)| {
-                !(entry.use_ == RdmaUse::Target && is_awaited(entry.address, entry.len))
-            })
-            .min_by_key(|(_, entry)| entry.used_at);
-        match oldest.map(|(at, _)| at) {
+    /// Returns when the registrations that may go were used last: those that are not in use, nor of
+    /// memory into which data is still to be written. The most recent comes first.
+    fn idle(&self, awaited: impl Fn() -> Vec<Range<u64>>) -> Vec<u64> {
+        let unused = self.entries.iter();
+        let unused: Vec<&Entry<R>> = unused
+            .filter(|entry| Arc::strong_count(&entry.region) == 1)
+            .collect();
+        // After the counts: memory is in use until it is awaited, and no new use begins meanwhile.
+        let awaited = Awaited::new(awaited());
+        let idle = unused.iter().filter(|entry| {
+            entry.use_ != RdmaUse::Target || !awaited.overlaps(entry.address, entry.end())
+        });
+        let mut idle: Vec<u64> = idle.map(|entry| entry.used_at).collect();
+        idle.sort_unstable_by(|one, other| other.cmp(one));
+        idle
+    }
+
+    /// Drops the last one of these, the least recently used. Returns false if there is none.
+    fn evict(&mut self, idle: &mut Vec<u64>) -> bool {
+        let oldest = idle.pop();
+        let at = oldest.and_then(|used_at| {
+            let mut entries = self.entries.iter();
+            entries.position(|entry| entry.used_at == used_at)
+        });
+        match at {
             Some(at) => {
                 self.bytes -= self.entries.swap_remove(at).len;
                 true
@@ -270,6 +287,28 @@ impl<R> Entry<R> {
     }
 }
 
+/// Addresses into which data is still to be written: apart, and rising.
+struct Awaited(Vec<Range<u64>>);
+
+impl Awaited {
+    fn new(mut ranges: Vec<Range<u64>>) -> Self {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut apart: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            match apart.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => apart.push(range),
+            }
+        }
+        Self(apart)
+    }
+
+    fn overlaps(&self, start: u64, end: u64) -> bool {
+        let first = self.0.partition_point(|range| range.end <= start);
+        self.0.get(first).is_some_and(|range| range.start < end)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -280,7 +319,7 @@ mod tests {
     /// Each registration is represented by its number.
     fn get(cache: &mut Cache<u64>, address: u64, len: usize, use_: RdmaUse) -> Option<Arc<u64>> {
         let number = cache.made;
-        cache.get(address, len, use_, |_, _| false, || Some(number))
+        cache.get(address, len, use_, Vec::new, || Some(number))
     }
 
     #[test]
@@ -289,21 +328,68 @@ mod tests {
         get(cache, 0, 1_000, Target).unwrap();
         get(cache, 1_000, 1_000, Target).unwrap();
         let mut awaiting = |at: u64| {
-            let is_awaited = move |address, len| address <= at && at < address + len;
+            let awaited = move || vec![at..at + 1];
             let number = cache.made;
-            let made = cache.get(at + 2_000, 1_000, Source, is_awaited, || Some(number));
+            let made = cache.get(at + 2_000, 1_000, Source, awaited, || Some(number));
             made.unwrap();
             let left = cache.entries.iter().map(|entry| entry.address);
             left.collect::<Vec<_>>()
         };
         // The second goes, although it was used later.
         assert_eq!(awaiting(500), [0, 2_500]);
-        let none = |_, _| true;
+        let all = || vec![0..u64::MAX];
         cache
             .entries
             .iter_mut()
             .for_each(|entry| entry.use_ = Target);
-        assert!(cache.get(5_000, 1_000, Source, none, || Some(9)).is_none());
+        assert!(cache.get(5_000, 1_000, Source, all, || Some(9)).is_none());
+    }
+
+    #[test]
+    fn what_is_awaited_is_asked_for_once_and_only_to_make_room() {
+        const ENTRIES: u64 = 512;
+        let cache = &mut Cache::new(ENTRIES as usize, 1 << 40);
+        let asked = std::cell::Cell::new(0);
+        let awaited = || {
+            asked.set(asked.get() + 1);
+            // Of every second one its last byte.
+            let odd = (0..ENTRIES).filter(|number| number % 2 == 1);
+            odd.map(|number| number * 1_000 + 999..number * 1_000 + 1_000)
+                .rev()
+                .collect()
+        };
+        for number in 0..ENTRIES {
+            let at = number * 1_000;
+            cache.get(at, 1_000, Target, awaited, || Some(0)).unwrap();
+        }
+        assert_eq!(asked.get(), 0);
+        // The adapter refuses, so that all go but those that are awaited.
+        let made = cache.get(1 << 30, 1_000, Source, awaited, || None);
+        assert!(made.is_none());
+        assert_eq!((asked.get(), cache.entries.len()), (1, 256));
+        assert!(
+            cache
+                .entries
+                .iter()
+                .all(|entry| entry.address % 2_000 == 1_000)
+        );
+    }
+
+    #[test]
+    fn awaited_memory_overlaps_what_it_touches() {
+        let awaited = Awaited::new(vec![50..60, 10..20, 15..30, 12..13, 30..31]);
+        for (start, end, overlaps) in [
+            (0, 10, false),
+            (0, 11, true),
+            (19, 29, true),
+            (30, 40, true),
+            (31, 50, false),
+            (59, 60, true),
+            (60, 70, false),
+        ] {
+            assert_eq!(awaited.overlaps(start, end), overlaps, "{start} {end}");
+        }
+        assert!(!Awaited::new(Vec::new()).overlaps(0, u64::MAX));
     }
 
     #[test]
@@ -356,8 +442,7 @@ mod tests {
         get(cache, 0, 1_000, Source).unwrap();
         let asked = std::cell::Cell::new(0);
         let refused = |cache: &mut Cache<u64>| {
-            let none = |_, _| false;
-            cache.get(20_000, 1_000, Source, none, || {
+            cache.get(20_000, 1_000, Source, Vec::new, || {
                 asked.set(asked.get() + 1);
                 None
             })
