@@ -19,6 +19,7 @@ def place(folder: Path, program: str) -> nic_peers.Place:
         "outboard": OUTBOARD,
         "turns": f"#!/bin/sh\n{program}\n",
         "nccl_gin": "#!/bin/sh\necho\n",
+        "nvshmem_put": "#!/bin/sh\necho\n",
     }.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -53,9 +54,30 @@ def test_a_program_that_went_another_way_has_no_figure(tmp_path: Path) -> None:
     here = place(tmp_path, "true")
     (tmp_path / "nccl_gin").write_text('#!/bin/sh\necho "{\\"one_way_ns\\": 1}"\necho "$SAYS"\n')
     kernels, proxy = "GIN by kernels (GDAKI)", "GIN by a proxy"
-    here.env["SAYS"] = nic_peers.WAYS[kernels].says
+    here.env["SAYS"] = nic_peers.WAYS[kernels].says[0]
     assert nic_peers.pair(here, kernels, 8, 5, 60)["one_way_ns"] == 1
     assert "failed" in nic_peers.pair(here, proxy, 8, 5, 60)
+
+
+@pytest.mark.parametrize(
+    "goes, memory",
+    [("NIC handler will be GPU.", "GPU"), ("NIC handler will be CPU with host memory backend.", ""), ("", "")],
+)
+def test_nvshmem_by_its_proxy_or_with_doorbells_of_the_cpu_has_no_figure(
+    tmp_path: Path, goes: str, memory: str
+) -> None:
+    here = place(tmp_path, "true")
+    says = 'echo "{\\"one_way_ns\\": 1}"\n[ "$NVSHMEM_DEBUG" = INFO ] && echo "$SAYS"'
+    (tmp_path / "nvshmem_put").write_text(f"#!/bin/sh\n{says}\n")
+    names = {"GPU": "NVSHMEM IBGDA", "host": "NVSHMEM IBGDA, rings in host memory"}
+    here.env["SAYS"] = "NVSHMEM INFO Successfully initialized the transport: ibrc"
+    if goes:
+        here.env["SAYS"] += f"""
+NVSHMEM INFO Successfully initialized the transport: IBGDA. It will be used for device-side APIs over IB.
+ibgda.cpp 5272 NIC buffer will be on GPU memory.
+ibgda.cpp 5287 {goes}"""
+    for where, name in names.items():
+        assert ("failed" not in nic_peers.pair(here, name, 8, 5, 60)) == (where == memory), name
 
 
 def test_rows_have_the_medians_of_each_size() -> None:

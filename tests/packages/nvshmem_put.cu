@@ -101,6 +101,8 @@ static void time_turns(int me, uint64_t bytes, uint64_t rounds)
 int main(int count, char **values)
 {
     must(count == 3 || count == 5, "nvshmem_put PE FILE [BYTES ROUNDS]");
+    // NVSHMEM writes lines of its log between ours, some to stderr.
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     int me = std::atoi(values[1]), other = 1 - me, words[WORDS];
     expect(cudaSetDevice(me));
     nvshmemx_uniqueid_t id = met(me, values[2]);
