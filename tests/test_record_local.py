@@ -350,8 +350,9 @@ def test_a_recording_through_a_server_without_a_network_sharpens_what_is_require
         None,
     ]
 
-    def require(*through: Path) -> subprocess.CompletedProcess[str]:
+    def require(*through: Path, optimise: str = "or+sr+local") -> subprocess.CompletedProcess[str]:
         options = [part for file in through for part in ("--through", str(file))]
+        options += ["--optimise", optimise]
         argv = [str(OUTBOARD), "require", str(here), "--json", "-", "--budget", "1000%", *options]
         return subprocess.run(argv, capture_output=True, text=True, timeout=60)
 
@@ -360,8 +361,11 @@ def test_a_recording_through_a_server_without_a_network_sharpens_what_is_require
     assert alone["without_network"] is None and known["pairs"] == 1 and known["error"] >= 0.03
     # What was measured holds there, whatever the replay says.
     assert known["network"] == {"rtt_ns": 1.0, "bits_per_s": 1e11} and known["overhead"] > -1
+    assert known["level"] == "or+sr+local"
     moved = both["perfect"]["simulated"] - alone["perfect"]["simulated"]
     assert moved == pytest.approx(known["overhead"] - known["foreseen"])
     for file, says in ((far, "over rtt=1ms"), (plain, "names no emulated network"), (here, "not through a server")):
         refused = require(file)
         assert refused.returncode == 1 and says in refused.stderr, refused.stderr
+    refused = require(there, optimise="or")
+    assert refused.returncode == 1 and "measured at --optimise or+sr+local" in refused.stderr, refused.stderr

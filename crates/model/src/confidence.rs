@@ -49,7 +49,7 @@ const HALVINGS: u32 = 60;
 const DEVIATIONS: f64 = 1.4826;
 /// Standard deviation of the median of n numbers of a normal distribution, in standard deviations
 /// of one over the root of n.
-const MEDIAN_DEVIATIONS: f64 = 1.2533;
+pub(crate) const MEDIAN_DEVIATIONS: f64 = 1.2533;
 const PERCENT_MIN: f64 = 50.0;
 const PERCENT_MAX: f64 = 99.9;
 
@@ -67,6 +67,11 @@ pub struct Confidence {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Margin {
     pub confidence: Confidence,
+    /// The confidence that the question asked for, or the least if it named none.
+    pub asked: Confidence,
+    /// The probability with which double the figure exceeds the budget, if the program was measured
+    /// without a network and has a figure.
+    pub double_exceeds: Option<f64>,
     /// Standard deviation of the recorded iterations; that of their median if their duration is
     /// known; that of the measurement if the program was measured without a network.
     pub noise: f64,
@@ -127,6 +132,37 @@ impl Confidence {
         Confidence { share: low, ..self }
     }
 
+    /// Returns the probability that a normally distributed error is less than this many standard
+    /// deviations.
+    fn share_of(deviations: f64) -> f64 {
+        let (mut low, mut high) = (0.5, 1.0);
+        for _ in 0..HALVINGS {
+            let share = (low + high) / 2.0;
+            let middle = Confidence {
+                share,
+                ..Confidence::EVEN
+            };
+            match middle.deviations() < deviations.abs() {
+                true => low = share,
+                false => high = share,
+            }
+        }
+        match deviations < 0.0 {
+            true => 1.0 - low,
+            false => low,
+        }
+    }
+
+    /// Returns whether nobody asked for it: it may be more where the errors allow it.
+    pub fn is_least(self) -> bool {
+        self.is_least
+    }
+
+    /// Returns whether it is more than another one, as they are shown.
+    pub fn is_above(self, other: Confidence) -> bool {
+        self.to_string() != other.to_string() && self.share > other.share
+    }
+
     /// Returns the normal distribution's quantile in standard deviations (Abramowitz and Stegun,
     /// 26.2.23, within 0.0005).
     fn deviations(self) -> f64 {
@@ -151,6 +187,8 @@ impl Margin {
         let margin = confidence.deviations() * deviation;
         Margin {
             confidence,
+            asked: confidence,
+            double_exceeds: None,
             noise,
             replay_error,
             model_error: model.all,
@@ -178,15 +216,19 @@ impl Margin {
             let margin = |part: f64| confidence.deviations() * deviation(part);
             rising(budget, |part| (1.0 + part) * (1.0 + margin(part)) - 1.0)
         };
-        let confidence = asked.balanced(|confidence| {
+        let exceeds = |confidence: Confidence| {
             let double = 2.0 * within(confidence) - known.overhead;
             ((1.0 + double) / (1.0 + budget) - 1.0) / deviation(double)
-        });
+        };
+        let confidence = asked.balanced(exceeds);
         let margin = |part: f64| confidence.deviations() * deviation(part);
         let part = within(confidence);
         let beyond = rising(budget, |part| (1.0 + part) / (1.0 + margin(part)) - 1.0);
         Margin {
             confidence,
+            asked,
+            double_exceeds: (part > known.overhead)
+                .then(|| Confidence::share_of(exceeds(confidence))),
             noise: known.error,
             replay_error: 0.0,
             model_error: model(part),
@@ -373,6 +415,7 @@ mod tests {
             overhead,
             error,
             network: Network::PERFECT,
+            level: None,
             pairs: 0,
         }
     }
@@ -434,12 +477,24 @@ mod tests {
         // Where errors leave no such room, what was asked for counts.
         let unsure = Margin::measured(Confidence::USUAL, &known(0.03, 0.01), model, 0.05);
         assert!((unsure.confidence.share - 0.9).abs() < 1e-9, "{unsure:?}");
+        // The margin tells both, and how sure double is to exceed.
+        assert!(sure.confidence.is_above(sure.asked) && !unsure.confidence.is_above(unsure.asked));
+        let double = sure.double_exceeds.unwrap();
+        assert!((double - sure.confidence.share).abs() < 1e-3, "{sure:?}");
+        assert!(unsure.double_exceeds.unwrap() < 0.7, "{unsure:?}");
+        let none = Margin::measured(Confidence::USUAL, &known(0.06, 0.01), model, 0.05);
+        assert_eq!(none.double_exceeds, None);
+        for (deviations, share) in [(-1.2816, 0.1), (0.0, 0.5), (1.96, 0.975)] {
+            assert!((Confidence::share_of(deviations) - share).abs() < 1e-3);
+        }
     }
 
     #[test]
     fn a_margin_is_kept_below_the_budget() {
         let margin = |margin| Margin {
             confidence: Confidence::EVEN,
+            asked: Confidence::EVEN,
+            double_exceeds: None,
             noise: 0.0,
             replay_error: 0.0,
             model_error: 0.0,

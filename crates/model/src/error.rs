@@ -69,9 +69,30 @@ pub enum Error {
     NotEmulated,
     #[error(
         "measured over {network}, it is not without a network, whose cost would count twice; the round trip may be {rtt_max} \
-         at most"
+         at most, and the bandwidth {bandwidth_min} at least"
     )]
-    WithNetwork { network: String, rtt_max: String },
+    WithNetwork {
+        network: String,
+        rtt_max: String,
+        bandwidth_min: String,
+    },
+    #[error(
+        "the recordings to compare with were made over different links: {first} and {other}; record all with the same --emulate"
+    )]
+    AnotherLink { first: String, other: String },
+    #[error(
+        "the recordings to compare with were made at different levels: --optimise {first} and {other}; record all with the same"
+    )]
+    OtherLevels { first: String, other: String },
+    #[error(
+        "the recording to compare with does not tell its level of optimisation; record it again with this release"
+    )]
+    NoLevel,
+    #[error(
+        "the time through the server was measured at --optimise {measured}, and the question is about {asked}: record it \
+         with --optimise {asked}, or ask with --optimise {measured}"
+    )]
+    AnotherLevel { measured: String, asked: String },
     #[error(
         "the recording was made through a server ({gpu}), and what a server costs cannot be told from it; record the program \
          with outboard run --local"

@@ -11,29 +11,35 @@
 //! added to, or taken from, every other replay. What is left is the error of that measurement, and
 //! that of what the network adds.
 
+use outboard_api::optimise::Level;
 use outboard_wire::network::Network as Emulated;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::{BUDGET_PERCENT_MAX, Budget, Error, Network, show_ns};
+use crate::{BUDGET_PERCENT_MAX, Budget, Error, Network, show_bits_per_s, show_ns};
 
-/// Longest round trip of an emulated link that counts as no network.
+/// Longest round trip and least bandwidth of an emulated link that counts as no network.
 const RTT_NS_MAX: f64 = 10_000.0;
+const BITS_PER_S_MIN: f64 = 100e9;
 
 /// The extra time of a program whose GPU is behind a server, without a network.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WithoutNetwork {
     /// As a share of the local time; below 0 if it is faster than locally.
     pub overhead: f64,
-    /// Standard deviation of that.
+    /// Standard deviation of that, as a share of the time through the server.
     pub error: f64,
     /// Link over which it was measured.
     pub network: Network,
+    /// Level of optimisation at which it was measured; `None` for that of the question.
+    #[serde(serialize_with = "as_text")]
+    pub level: Option<Level>,
     /// Pairs of recordings that it is from; 0 if it was given as a number.
     pub pairs: usize,
 }
 
 impl WithoutNetwork {
-    /// Takes an overhead that was measured otherwise, and its standard deviation, in percent.
+    /// Takes an overhead that was measured otherwise, and its standard deviation, in percent of the
+    /// local time.
     pub fn given(
         percent: f64,
         error_percent: f64,
@@ -55,10 +61,22 @@ impl WithoutNetwork {
         }
         Ok(WithoutNetwork {
             overhead: percent / 100.0,
-            error: error_percent / 100.0,
+            error: error_percent / (100.0 + percent),
             network: without_delay(emulated)?,
+            level: None,
             pairs: 0,
         })
+    }
+
+    /// Refuses a question about another level than the measurement's.
+    pub(crate) fn check_level(&self, asked: Level) -> Result<(), Error> {
+        match self.level {
+            Some(measured) if measured != asked => Err(Error::AnotherLevel {
+                measured: measured.to_string(),
+                asked: asked.to_string(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if a margin of this size is worth a measurement.
@@ -70,11 +88,17 @@ impl WithoutNetwork {
 /// Returns an emulated network that is none, or refuses it.
 pub(crate) fn without_delay(emulated: &Emulated) -> Result<Network, Error> {
     let network = Network::from(emulated);
-    if network.rtt_ns > RTT_NS_MAX {
+    if network.rtt_ns > RTT_NS_MAX || network.bits_per_s < BITS_PER_S_MIN {
         return Err(Error::WithNetwork {
             network: emulated.to_string(),
             rtt_max: show_ns(RTT_NS_MAX),
+            bandwidth_min: show_bits_per_s(BITS_PER_S_MIN),
         });
     }
     Ok(network)
+}
+
+/// Writes a level as it is written on the command line.
+fn as_text<S: Serializer>(level: &Option<Level>, serializer: S) -> Result<S::Ok, S::Error> {
+    level.map(|level| level.to_string()).serialize(serializer)
 }

@@ -1,11 +1,12 @@
 //! Recordings of a program here and through a server without a network, made one after the other.
 
+use outboard_api::optimise::Level;
 use outboard_trace::{About, Trace};
 use outboard_wire::network::Network as Emulated;
 
 use crate::{
-    Error, Iteration, Network, Replay, Where, WithoutNetwork, Workload, iteration::median,
-    measured::without_delay,
+    Error, Iteration, Network, Replay, Where, WithoutNetwork, Workload,
+    confidence::MEDIAN_DEVIATIONS, iteration::median, measured::without_delay,
 };
 
 /// Standard deviation of the ratio of two recordings, one after the other, beyond what their own
@@ -14,6 +15,11 @@ const PAIR_ERROR: f64 = 0.03;
 /// Shares by which the number of calls of an iteration here and through a server may differ.
 const CALLS_PART_MAX: f64 = 0.02;
 const CALLS_MORE_MAX: usize = 8;
+/// The quantile at 90 % of Student's t over that of the normal distribution, for 2 and more pairs:
+/// so much more is a deviation that so few pairs show.
+const STUDENT: [f64; 7] = [2.402, 1.471, 1.278, 1.196, 1.152, 1.123, 1.104];
+/// Excess over 1 of that for more pairs, times their number less one.
+const STUDENT_PART: f64 = 0.7;
 
 /// Two recordings of a program, with the local one's iterations.
 #[derive(Debug, Clone, Copy)]
@@ -26,37 +32,66 @@ impl WithoutNetwork {
     /// Compares recordings, of which each pair was made one after the other.
     pub fn of(pairs: &[Pair]) -> Result<WithoutNetwork, Error> {
         let mut compared = Vec::new();
-        let mut network = Network::PERFECT;
+        let mut first = None;
         for pair in pairs {
-            network = link(&pair.through.about)?;
+            let made = Made::of(&pair.through.about)?;
             check_machine(&pair.here.about, &pair.through.about)?;
+            first.get_or_insert(made).check_same(&made)?;
             compared.push(Compared::new(pair)?);
         }
-        let count = compared.len().max(1) as f64;
+        let Made { network, level, .. } = first.ok_or(Error::NotThroughServer)?;
         let mut ratios: Vec<f64> = compared.iter().map(|pair| pair.ratio).collect();
-        let mean = ratios.iter().sum::<f64>() / count;
-        let spread = ratios.iter().map(|ratio| (ratio / mean - 1.0).powi(2));
-        let between = match compared.len() {
-            0 | 1 => 0.0,
-            _ => (spread.sum::<f64>() / (count - 1.0)).sqrt(),
-        };
         let within = compared.iter().map(|pair| pair.error).fold(0.0, f64::max);
-        // A few pairs that happen to agree show less than what moments differ by.
-        let single = PAIR_ERROR.hypot(within).max(between);
-        ratios.sort_by(f64::total_cmp);
-        let middle = ratios.len() / 2;
-        let typical = match ratios.len() {
-            0 => 1.0,
-            count if count % 2 == 1 => ratios[middle],
-            _ => (ratios[middle - 1] + ratios[middle]) / 2.0,
-        };
+        let error = error_of_median(&ratios, within);
         Ok(WithoutNetwork {
-            overhead: typical - 1.0,
-            error: single / count.sqrt(),
+            overhead: middle(&mut ratios) - 1.0,
+            error,
             network,
+            level: Some(level),
             pairs: compared.len(),
         })
     }
+}
+
+/// Returns the median, of which two numbers have their mean.
+fn middle(ratios: &mut [f64]) -> f64 {
+    ratios.sort_by(f64::total_cmp);
+    let at = ratios.len() / 2;
+    match ratios.len() {
+        0 => 1.0,
+        count if count % 2 == 1 => ratios[at],
+        _ => (ratios[at - 1] + ratios[at]) / 2.0,
+    }
+}
+
+/// Returns the standard deviation of the median of pairs' ratios, as a share of it, if iterations
+/// of a pair tell its ratio within `within`. Pairs are taken to be independent.
+fn error_of_median(ratios: &[f64], within: f64) -> f64 {
+    let count = ratios.len() as f64;
+    let mean = ratios.iter().sum::<f64>() / count;
+    let squares: f64 = ratios
+        .iter()
+        .map(|ratio| (ratio / mean - 1.0).powi(2))
+        .sum();
+    let between = match ratios.len() {
+        0 | 1 => 0.0,
+        _ => student(ratios.len()) * (squares / (count - 1.0)).sqrt(),
+    };
+    // A few pairs that happen to agree show less than what moments differ by.
+    let single = PAIR_ERROR.hypot(within).max(between);
+    // The median of two is their mean.
+    let of_median = match ratios.len() {
+        0..=2 => 1.0,
+        _ => MEDIAN_DEVIATIONS,
+    };
+    of_median * single / count.sqrt()
+}
+
+/// Returns by how much more a deviation counts that this many pairs show, 2 or more.
+fn student(pairs: usize) -> f64 {
+    let more = pairs.saturating_sub(2);
+    let beyond = || 1.0 + STUDENT_PART / pairs.saturating_sub(1).max(1) as f64;
+    STUDENT.get(more).copied().unwrap_or_else(beyond)
 }
 
 /// The times of a pair.
@@ -96,17 +131,49 @@ fn replayed_ns(workload: &Workload) -> f64 {
     median(&mut all)
 }
 
-/// Returns the link of a recording that was made through a server without a network.
-fn link(through: &About) -> Result<Network, Error> {
-    let Some(gpu) = &through.gpu else {
-        return Err(Error::NotThroughServer);
-    };
-    if !gpu.starts_with("shm://") {
-        return Err(Error::NotOverShm { gpu: gpu.clone() });
+/// How a recording was made through a server without a network.
+#[derive(Clone, Copy)]
+struct Made<'a> {
+    network: Network,
+    level: Level,
+    emulated: &'a str,
+}
+
+impl Made<'_> {
+    fn of(through: &About) -> Result<Made<'_>, Error> {
+        let Some(gpu) = &through.gpu else {
+            return Err(Error::NotThroughServer);
+        };
+        if !gpu.starts_with("shm://") {
+            return Err(Error::NotOverShm { gpu: gpu.clone() });
+        }
+        let emulated = through.emulated.as_deref().ok_or(Error::NotEmulated)?;
+        let link: Emulated = emulated.parse().map_err(|_| Error::NotEmulated)?;
+        let level = through.optimise.as_deref();
+        let level = level.and_then(|level| level.parse().ok());
+        Ok(Made {
+            network: without_delay(&link)?,
+            level: level.ok_or(Error::NoLevel)?,
+            emulated,
+        })
     }
-    let named = through.emulated.as_deref();
-    let emulated: Option<Emulated> = named.and_then(|named| named.parse().ok());
-    without_delay(&emulated.ok_or(Error::NotEmulated)?)
+
+    /// Refuses another link or level than this one's.
+    fn check_same(&self, other: &Made) -> Result<(), Error> {
+        if self.network != other.network {
+            return Err(Error::AnotherLink {
+                first: self.emulated.into(),
+                other: other.emulated.into(),
+            });
+        }
+        if self.level != other.level {
+            return Err(Error::OtherLevels {
+                first: self.level.to_string(),
+                other: other.level.to_string(),
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Refuses recordings of different machines or GPUs.

@@ -272,6 +272,9 @@ fn judge<'a>(
     if let (Some(_), Some(gpu)) = (question.without_network, &workload.gpu) {
         return Err(Error::NotLocal { gpu: gpu.clone() });
     }
+    if let Some(known) = question.without_network {
+        known.check_level(question.level)?;
+    }
     let judge = question.judge(iteration, question.level);
     if judge.local_ns <= 0.0 {
         return Err(Error::NoTime);

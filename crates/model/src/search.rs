@@ -60,7 +60,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Makes replays at the measured link take what was measured, and all others that much more or
-    /// less. The measurement is taken to be of the level `at`.
+    /// less. The measurement is of the level `at`, as the question has been checked to be.
     pub(crate) fn measured(mut self, known: Option<&WithoutNetwork>, at: Level) -> Judge<'a> {
         if let Some(known) = known {
             let level = std::mem::replace(&mut self.level, at);

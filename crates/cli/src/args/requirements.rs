@@ -67,19 +67,20 @@ pub(crate) struct RequireArgs {
     pub(crate) budget: Budget,
     /// The probability with which a figure keeps the budget, as far as the recording's noise and
     /// the replay's error tell: 50% to 99.9% [default: 90%; if the program was measured without a
-    /// network, as much more as leaves the budget exceeded at double the figure]
+    /// network, raised from 90% until the figure is as sure to keep the budget as double the figure
+    /// is to exceed it, where the errors allow it]
     #[arg(long, value_name = "PERCENT")]
     pub(crate) confidence: Option<Confidence>,
     /// A recording of the same program on the same machine through a server without a network:
-    /// --gpu shm://... --emulate rtt=1ns,bandwidth=100Gbps. Leaves less in doubt, most of all if
-    /// given several times
+    /// --gpu shm://... --emulate rtt=1ns,bandwidth=100Gbps, at the level of --optimise. Leaves less
+    /// in doubt, most of all if given several times
     #[arg(long, value_name = "RECORDING", conflicts_with = "without_network")]
     pub(crate) through: Vec<PathBuf>,
     /// Further recordings on the local GPU, each made just before the second, third, ... --through
     #[arg(long, value_name = "RECORDING", requires = "through")]
     pub(crate) here: Vec<PathBuf>,
     /// In place of --through: how much longer an iteration takes through a server without a network
-    /// than on the local GPU, as -9.3%
+    /// than on the local GPU, as -9.3%, at the level of --optimise
     #[arg(
         long,
         value_name = "PERCENT",
@@ -88,10 +89,10 @@ pub(crate) struct RequireArgs {
         requires = "without_network_error"
     )]
     pub(crate) without_network: Option<f64>,
-    /// Standard deviation of that, as 1%
+    /// Standard deviation of that, as 1% of the time on the local GPU
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "without_network")]
     pub(crate) without_network_error: Option<f64>,
-    /// The link over which that was measured
+    /// The link over which that was measured: 10us at most, 100Gbps at least
     #[arg(
         long,
         value_name = "NETWORK",

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use outboard_model::{
-    FoundBy, LEVELS_RTT_NS, Limit, PcieRequirements, Requirements, SLOPE_BPS, WithoutNetwork,
-    show_bits_per_s, show_ns,
+    FoundBy, LEVELS_RTT_NS, Limit, Margin, PcieRequirements, Requirements, SLOPE_BPS,
+    WithoutNetwork, show_bits_per_s, show_ns,
 };
 
 /// Least error by waits, as a share of an iteration, that is said.
@@ -77,9 +77,10 @@ fn head(text: &mut String, found: &Requirements) -> std::fmt::Result {
 fn doubt(text: &mut String, found: &Requirements) -> std::fmt::Result {
     let margin = &found.margin;
     let kept = format!(
-        "  {:.1} % are kept below the budget, for a confidence of {}",
+        "  {:.1} % are kept below the budget, for a confidence of {}{}",
         100.0 * margin.margin,
-        margin.confidence
+        margin.confidence,
+        of_nobodys_choice(margin)
     );
     if let Some(measured) = &found.without_network {
         let known = &measured.known;
@@ -129,6 +130,21 @@ fn doubt(text: &mut String, found: &Requirements) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+/// Returns why a confidence that nobody asked for is what it is.
+fn of_nobodys_choice(margin: &Margin) -> String {
+    match margin.double_exceeds {
+        Some(_) if margin.confidence.is_above(margin.asked) => format!(
+            ", raised from {}: as sure as double the figure exceeds it",
+            margin.asked
+        ),
+        Some(share) if margin.asked.is_least() => format!(
+            " (double the figure exceeds it with only {:.0} %)",
+            100.0 * share
+        ),
+        _ => String::new(),
+    }
 }
 
 fn verdict(text: &mut String, found: &Requirements) -> std::fmt::Result {

@@ -357,7 +357,8 @@ fn a_measurement_without_a_network_replaces_the_models_error() {
     assert_eq!(code, Some(0), "{out}{error}");
     for part in [
         "without a network it takes 7.00 % shorter than locally, as given; the replay alone says",
-        "that measurement is off by 0.5 %, what the network adds by",
+        // Of the time through the server.
+        "raised from 90 %: as sure as double the figure exceeds it: that measurement is off by 0.5 %, what the network adds by",
         "a perfect one: 7.00 % shorter than locally",
     ] {
         assert!(out.contains(part), "{part} in {out}");
@@ -366,7 +367,12 @@ fn a_measurement_without_a_network_replaces_the_models_error() {
     let found: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(found["without_network"]["overhead"], -0.07);
     assert_eq!(found["without_network"]["pairs"], 0);
-    assert_eq!(found["margin"]["noise"], 0.005);
+    let noise = found["margin"]["noise"].as_f64().unwrap();
+    assert!((noise - 0.005 / 0.93).abs() < 1e-9, "{noise}");
+    assert_eq!(found["without_network"]["level"], Value::Null);
+    let share = |name: &str| found["margin"][name].as_f64().unwrap();
+    assert_eq!(share("asked"), 0.9);
+    assert!(share("confidence") > 0.9 && share("double_exceeds") > 0.9);
     let page = folder.path("a.html");
     let report = ["--report", page.to_str().unwrap()];
     let (_, out, _) = require(&file, &[&arguments[..], &report].concat());
@@ -376,6 +382,17 @@ fn a_measurement_without_a_network_replaces_the_models_error() {
     let unsure = ["--without-network=-7%", "--without-network-error=5%"];
     let (_, out, _) = require(&file, &unsure);
     assert!(out.contains("more pairs of recordings"), "{out}");
+    assert!(
+        out.contains("for a confidence of 90 % (double the figure exceeds it with only"),
+        "{out}"
+    );
+    // A confidence that was asked for needs no reason.
+    let asked = [&arguments[..], &["--confidence", "90%"]].concat();
+    let (_, out, _) = require(&file, &asked);
+    assert!(
+        out.contains("for a confidence of 90 %: that measurement"),
+        "{out}"
+    );
     // More recordings through the server than here are no pairs.
     let path = file.to_str().unwrap();
     let (code, _, error) = require(&file, &["--through", path, "--through", path]);
