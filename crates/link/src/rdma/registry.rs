@@ -328,7 +328,7 @@ mod tests {
         get(cache, 0, 1_000, Target).unwrap();
         get(cache, 1_000, 1_000, Target).unwrap();
         let mut awaiting = |at: u64| {
-            let awaited = move || vec![at..at + 1];
+            let awaited = move || Vec::from_iter(Some(at..at + 1));
             let number = cache.made;
             let made = cache.get(at + 2_000, 1_000, Source, awaited, || Some(number));
             made.unwrap();
@@ -337,7 +337,7 @@ mod tests {
         };
         // The second goes, although it was used later.
         assert_eq!(awaiting(500), [0, 2_500]);
-        let all = || vec![0..u64::MAX];
+        let all = || Vec::from_iter(Some(0..u64::MAX));
         cache
             .entries
             .iter_mut()
