@@ -3,6 +3,7 @@ for long does not."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -29,17 +30,21 @@ HALF_CLOSED_S_MAX = 30
 
 class Relay:
     """Passes bytes between clients and a server. From a time on, some connections take bytes and pass none on, and
-    some end towards the server only: what the client sends then is not read."""
+    some end towards the server only: what the client sends then is not read. Those that there are can be forgotten:
+    they end towards the server, and take what the client sends."""
 
     def __init__(self, server: str) -> None:
         host, port = server.removeprefix("tcp://").split(":")
         self.server = (host, int(port))
+        self.of: Server | None = None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         # Numbers of the connections, in the order in which they came, that swallow.
         self.swallowing: set[int] = set()
         # Those that end towards the server only.
         self.half_closing: set[int] = set()
+        # Connections below this number are forgotten.
+        self.forgotten = 0
         self.is_over = threading.Event()
         self.connections = 0
         threading.Thread(target=self.accept, daemon=True).start()
@@ -63,12 +68,23 @@ class Relay:
                             self.half_close(client, server)
                             return
                         data = ready.recv(1 << 18)
+                        if number < self.forgotten:
+                            server.close()
+                            self.swallow(client)
+                            return
                         if not data:
                             return
                         if number not in self.swallowing:
                             other[ready].sendall(data)
             except OSError:
-                return
+                if number < self.forgotten:
+                    self.swallow(client)
+
+    def swallow(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while client.recv(1 << 18):
+                pass
+            self.is_over.wait()
 
     def half_close(self, client: socket.socket, server: socket.socket) -> None:
         """Ends the connection to the server, passes on what that still says and its end, and reads no more of what
@@ -86,6 +102,7 @@ def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     monkeypatch.setenv("OUTBOARD_DATA_CONNECTIONS", "2")
     server = start_server(tmp_path)
     relay = Relay(server.urls["tcp"])
+    relay.of = server
     yield relay
     relay.is_over.set()
     relay.listener.close()
@@ -201,11 +218,43 @@ def test_a_connection_that_ends_in_one_direction(relay: Relay, half_closing: int
     assert "DEVICE_UNAVAILABLE" in out + err and "the session with the GPU server is lost" in err, out + err
 
 
-def test_a_period_that_is_none_is_said(server: Server) -> None:
+def forgets(relay: Relay, server: Server, before: set[int]) -> None:
+    """Ends the worker of the only session, without a sign of it on connections that there are."""
+    worker = new_worker(server, before)
+    relay.forgotten = relay.connections
+    os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("case", "first_line"),
+    [
+        ("copy_for_ever", "copying"),
+        ("loop_for_ever", "looping"),
+        ("launch_for_ever", "launching"),
+    ],
+)
+def test_a_session_that_the_server_no_longer_knows(relay: Relay, case: str, first_line: str) -> None:
+    """A proxy, or an address translation, keeps the client's connections open after the worker's end."""
+    assert relay.of is not None
+    before = set(worker_pids(relay.of))
+    client = start(relay.url, case, first_line)
+    time.sleep(1)
+    assert client.poll() is None, client.communicate()
+    forgets(relay, relay.of, before)
+    try:
+        out, err = client.communicate(timeout=END_S_MAX)
+    finally:
+        client.kill()
+    assert "the server knows no such session any more" in err, out + err
+    assert "DEVICE_UNAVAILABLE" in out + err, out + err
+
+
+def test_a_period_that_is_none_is_an_error(server: Server) -> None:
     program = [sys.executable, TEST_PROGRAMS / "waits.py", "1", "0"]
-    done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": "never"})
-    assert done.returncode == 0
-    assert "OUTBOARD_HEARTBEAT=never is neither" in done.stderr
+    for wrong in ("never", "x", "0", "-1", "nan", "1e9"):
+        done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": wrong})
+        assert done.returncode != 0
+        assert f"OUTBOARD_HEARTBEAT={wrong} is neither" in done.stderr, done.stderr
     # An empty one is none.
     done = server.run("shm", *program, env={"OUTBOARD_HEARTBEAT": ""})
     assert done.returncode == 0 and "HEARTBEAT" not in done.stderr

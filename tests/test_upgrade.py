@@ -204,7 +204,7 @@ def test_a_server_that_cannot_take_over_leaves_the_running_one_alone(tmp_path: P
         later.unlink()
         later.write_text("something")
         done = subprocess.run(argv, capture_output=True, text=True, timeout=HANGS_S)
-        assert done.returncode == 1 and "is no socket" in done.stderr and later.read_text() == "something"
+        assert done.returncode == 2 and "is no socket" in done.stderr and later.read_text() == "something"
         old.process.terminate()
         assert old.ends() == 0
 

@@ -304,6 +304,19 @@ def loop_for_ever() -> None:
     print(call("cuCtxSynchronize"))
 
 
+def launch_for_ever() -> None:
+    """Launches kernels, and waits for none, until its test kills it."""
+    status, module, log = load(STORE)
+    assert status == "CUDA_SUCCESS", log
+    function, data = c_void_p(), c_uint64()
+    must("cuMemAlloc_v2", byref(data), c_size_t(64))
+    must("cuModuleGetFunction", byref(function), module, b"store")
+    print("launching", flush=True)
+    while (status := launch(function, pointer_argument(data.value), threads=16)) == "CUDA_SUCCESS":
+        pass
+    print(status)
+
+
 def wait_for_the_end() -> None:
     """Works until its server is gone, then prints the statuses of calls."""
     data, word = c_uint64(), c_int()

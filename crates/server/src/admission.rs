@@ -21,9 +21,6 @@ use super::{
     shares::Place,
 };
 
-/// Text for a further connection whose session is not here, or wants none.
-pub(super) const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
-
 /// A client with a place: who it is, its link, its devices and their limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Admission {

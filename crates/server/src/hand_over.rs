@@ -48,6 +48,7 @@ use super::{admission::Order, control::Control, limits};
 
 const GO: &[u8] = b"go";
 const DRAINS: &[u8] = b"drains";
+const DOING: &str = "asking the server that runs";
 /// Form of the documents. A server with another form is not taken over from.
 const FORM: u32 = 1;
 
@@ -243,6 +244,16 @@ fn offer(
     Ok(())
 }
 
+/// Fails if what is at `path` is no socket of a server: then none can be taken over from there.
+pub fn check(path: &Path) -> Result<(), HandOverError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(HandOverError::io(DOING)(error)),
+        Ok(found) if found.file_type().is_socket() => Ok(()),
+        Ok(_) => Err(HandOverError::NoSocket(path.into())),
+    }
+}
+
 /// A server that runs and has offered its sockets.
 pub(super) struct Predecessor {
     control: Control,
@@ -256,15 +267,7 @@ pub(super) struct Predecessor {
 impl Predecessor {
     /// Asks the server that waits at `path`, if there is one.
     pub(super) fn ask(path: &Path) -> Result<Option<Predecessor>, HandOverError> {
-        const DOING: &str = "asking the server that runs";
-        match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(HandOverError::io(DOING)(error)),
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(HandOverError::NoSocket(path.into()));
-            }
-            Ok(_) => {}
-        }
+        check(path)?;
         let socket = unix_socket().map_err(HandOverError::io(DOING))?;
         let address = SocketAddrUnix::new(path).map_err(HandOverError::io(DOING))?;
         match rustix::net::connect(&socket, &address) {

@@ -23,7 +23,7 @@ use outboard_session::{
 use outboard_trust::peer_key;
 use outboard_wire::{
     doc::SessionEnd,
-    handshake::{Purpose, SessionKey},
+    handshake::{NOT_AWAITED, Purpose, SessionKey},
     heartbeat::{Beat, QUESTION_BYTES},
     limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX, PEER_WAYS_MAX},
 };
@@ -31,7 +31,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{debug, warn};
 
 use super::{
-    admission::{NOT_AWAITED, Order, Report},
+    admission::{Order, Report},
     control::Control,
     pool::now_ms,
     usage::UsageReports,

@@ -57,7 +57,7 @@ pub use access::Access;
 pub use audit::check as check_audit;
 pub use cgroup::{NoGroups, WEIGHT_MAX, control_groups};
 pub use devices::{DeviceKind, DeviceOptions};
-pub use hand_over::HandOverError;
+pub use hand_over::{HandOverError, check as check_hand_over};
 pub use inherit::{OpenedError, opened_sockets, take as inherited};
 pub use inventory::take as inventory;
 pub use peers::{NoNetwork, PeerNetwork};

@@ -22,6 +22,8 @@ pub const PEER_DIALS_MAX: usize = 8;
 pub const PEER_OFFERS_MAX: usize = 16;
 /// Tenants whose connections are counted at a time.
 pub const TENANTS_TRACKED_MAX: usize = 4_096;
+/// Keys of sessions that have ended, which a server tells from those of servers before it.
+pub const ENDED_KEYS_MAX: usize = 1_024;
 /// How long nothing is accepted after the system refused a process or a descriptor.
 pub const PAUSE_MS: u64 = 100;
 /// How long workers have to end after SIGTERM, before SIGKILL.

@@ -39,6 +39,10 @@ pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Longest release name that is accepted.
 const RELEASE_BYTES_MAX: usize = 64;
 
+/// Refusal of a connection with a key that the server does not know. A session's client reads in it
+/// that the session is over.
+pub const NOT_AWAITED: &str = "no session of it awaits a further connection with this key";
+
 /// Reason why a client connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
@@ -228,6 +232,12 @@ impl fmt::Display for Build {
 }
 
 impl HandshakeError {
+    /// Returns whether the server says that it does not know the connection's key.
+    #[must_use]
+    pub fn is_not_awaited(&self) -> bool {
+        matches!(self, HandshakeError::Refused(why) if why == NOT_AWAITED)
+    }
+
     /// Returns the error as the other side words it: "here" becomes "there".
     #[must_use]
     pub fn from_the_other_side(self) -> HandshakeError {

@@ -11,7 +11,8 @@ use std::{
 
 use crate::common::*;
 use outboard_link::{
-    DialError, Endpoint, Link, Receiver, Sender, Wait, connect, dial, open_data_connections,
+    DialError, Endpoint, Heartbeats, Link, Receiver, Sender, Wait, connect, dial,
+    open_data_connections,
 };
 use outboard_wire::{
     Message as _, frame,
@@ -388,6 +389,41 @@ fn ask_data_connections(link: Link, count: u32) -> (SessionKey, (Sender, Receive
     assert_eq!(reply.connections, count);
     let key = SessionKey::new(reply.key.as_ref().try_into().unwrap());
     (key, (sender, receiver))
+}
+
+/// A heartbeat's refusal as unknown tells a client that its session is over, so it must not come
+/// for a session that another server may still have.
+#[test]
+fn heartbeats_of_unknown_sessions_are_refused_and_of_perhaps_others_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("next").display().to_string();
+    let options = ["--hand-over", &path];
+    let first = Server::start(&options);
+    let is_unknown = |server: &Server, key| {
+        let asked = Heartbeats::connect(&server.tcp, key, PATIENCE);
+        match asked.err() {
+            None => false,
+            Some(DialError::Handshake(error)) => error.is_not_awaited(),
+            Some(error) => panic!("{error}"),
+        }
+    };
+    let strange = SessionKey::new([7; SESSION_KEY_BYTES]);
+    assert!(is_unknown(&first, strange));
+    // A server before this one might have left the session to one before itself.
+    let second = Server::start(&options);
+    first.expect_log("a new server has taken over");
+    eventually("the end of the server before", || {
+        second.log().contains("the server before has ended")
+    });
+    assert!(!is_unknown(&second, strange));
+    let (link, _, welcome) = dial(&second.tcp, &hello(Purpose::Session), PATIENCE).unwrap();
+    let key = welcome.key.unwrap();
+    let until = Instant::now() + PATIENCE;
+    let mut heartbeats = Heartbeats::connect(&second.tcp, key, PATIENCE).unwrap();
+    heartbeats.ask(until).unwrap();
+    drop((link, heartbeats));
+    eventually("a refusal after the session", || is_unknown(&second, key));
+    assert!(!is_unknown(&second, strange));
 }
 
 #[test]

@@ -34,29 +34,23 @@ const PERIOD_S_MAX: f64 = 86_400.0;
 const READ_PAUSE: Duration = Duration::from_millis(1);
 
 /// Returns the time between questions; `None` if there are to be none.
-fn period() -> Option<Duration> {
+pub(crate) fn period() -> Result<Option<Duration>, String> {
     let usual = Duration::from_millis(HEARTBEAT_MS);
-    let Ok(said) = std::env::var(VARIABLE) else {
-        return Some(usual);
+    let Some(said) = std::env::var_os(VARIABLE) else {
+        return Ok(Some(usual));
     };
-    // An empty variable is one that is not set.
-    if said.is_empty() {
-        return Some(usual);
-    }
-    if said == "off" {
-        return None;
+    let said = said.to_string_lossy();
+    match &*said {
+        // An empty variable is one that is not set.
+        "" => return Ok(Some(usual)),
+        "off" => return Ok(None),
+        _ => {}
     }
     let seconds = said.parse().ok();
-    match seconds.filter(|s| (PERIOD_S_MIN..=PERIOD_S_MAX).contains(s)) {
-        Some(seconds) => Some(Duration::from_secs_f64(seconds)),
-        None => {
-            log::warn(format_args!(
-                "{VARIABLE}={said} is neither `off` nor seconds from {PERIOD_S_MIN} to {PERIOD_S_MAX}; it is taken as {}",
-                usual.as_secs()
-            ));
-            Some(usual)
-        }
-    }
+    let seconds = seconds.filter(|s| (PERIOD_S_MIN..=PERIOD_S_MAX).contains(s));
+    seconds.map(|s| Some(Duration::from_secs_f64(s))).ok_or_else(|| {
+        format!("{VARIABLE}={said} is neither `off` nor seconds from {PERIOD_S_MIN} to {PERIOD_S_MAX}")
+    })
 }
 
 /// The socket of the heartbeats, for a forked child to close.
@@ -87,6 +81,8 @@ struct Outstanding {
     /// Bytes or messages that cannot be sent.
     is_unsent: bool,
     mark: u64,
+    /// Bytes that have come over tcp.
+    received: Option<u64>,
 }
 
 impl Outstanding {
@@ -95,12 +91,18 @@ impl Outstanding {
         let awaits = self.oldest.is_some() && self.oldest == before.oldest;
         awaits || self.is_unsent && before.is_unsent && self.mark == before.mark
     }
+
+    /// Returns whether messages are sent, and nothing comes back, as by launches alone.
+    fn sends_unheard_since(&self, before: Outstanding) -> bool {
+        self.received.is_some() && self.received == before.received && self.mark != before.mark
+    }
 }
 
 impl Session {
     /// Starts the thread that asks. Without it the session waits as long as its link lives.
     pub(crate) fn watch_server(&'static self, endpoint: &Endpoint, key: Option<SessionKey>) {
-        let (Some(key), Some(period)) = (key, period()) else {
+        // A wrong period has kept the session from being opened.
+        let (Some(key), Ok(Some(period))) = (key, period()) else {
             return;
         };
         let server = Asked {
@@ -123,18 +125,25 @@ impl Session {
             }
             let now = self.outstanding();
             let waits = now.waits_since(before);
+            let sends_unheard = now.sends_unheard_since(before);
             before = now;
             is_stuck = waits && now.is_unsent;
             // The first question makes the connection, before a server can be too busy for it.
-            if !waits && !std::mem::take(&mut is_first) {
+            if !waits && !sends_unheard && !is_first {
                 judge.gets_on();
                 continue;
             }
             is_first = false;
             let heard = self.heard(&mut connection, server);
-            if !waits {
-                judge.hears_early(heard);
-            } else if let Err(why) = judge.hears(heard) {
+            let judged = match (waits, sends_unheard) {
+                (true, _) => judge.hears(heard),
+                (false, true) => judge.hears_sending(heard),
+                (false, false) => {
+                    judge.hears_early(heard);
+                    Ok(())
+                }
+            };
+            if let Err(why) = judged {
                 self.lost(why);
                 return;
             }
@@ -167,6 +176,7 @@ impl Session {
                 log::debug(format_args!("no heartbeats: {error}"));
                 return match error {
                     DialError::Link(_) => Heard::Nothing(self.traffic()),
+                    DialError::Handshake(error) if error.is_not_awaited() => Heard::Unknown,
                     DialError::Handshake(_) => Heard::Refusal,
                 };
             }
@@ -195,6 +205,7 @@ impl Session {
             oldest,
             is_unsent,
             mark: self.progress.mark(),
+            received: self.traffic().0,
         }
     }
 
@@ -235,6 +246,8 @@ enum Heard {
     Beat(Beat, u64),
     /// The server lives, but does not let this session ask.
     Refusal,
+    /// The server knows no such session.
+    Unknown,
     /// No answer, and how far bytes have moved on the session's own connections.
     Nothing(Traffic),
 }
@@ -268,6 +281,16 @@ impl Judge {
         self.gets_on();
     }
 
+    /// Takes an outcome while messages are sent, and no call waits. Only a server that knows no
+    /// such session has lost it.
+    fn hears_sending(&mut self, heard: Heard) -> Result<(), &'static str> {
+        if matches!(heard, Heard::Unknown) {
+            return self.hears(heard);
+        }
+        self.hears_early(heard);
+        Ok(())
+    }
+
     /// Takes an outcome while a call waits. An error says why the session is lost.
     fn hears(&mut self, heard: Heard) -> Result<(), &'static str> {
         match heard {
@@ -277,16 +300,16 @@ impl Judge {
                     .replace(traffic)
                     .is_some_and(|last| last != traffic);
                 self.missed = if moves { 0 } else { self.missed + 1 };
-                let max = match self.has_answered {
-                    true => HEARTBEATS_MISSED_MAX,
-                    false => HEARTBEATS_MISSED_AT_FIRST_MAX,
-                };
-                match self.missed >= max {
-                    true => Err(
-                        "the server does not answer: its worker is stopped, or the network between passes nothing on (OUTBOARD_HEARTBEAT=off waits for ever)",
-                    ),
-                    false => Ok(()),
-                }
+                self.may_miss(
+                    "the server does not answer: its worker is stopped, or the network between passes nothing on (OUTBOARD_HEARTBEAT=off waits for ever)",
+                )
+            }
+            // Bytes that still move go to something between that has lost the server.
+            Heard::Unknown => {
+                self.missed += 1;
+                self.may_miss(
+                    "the server knows no such session any more, and the end of its connection has not come here: a proxy or an address translation between may hold it back",
+                )
             }
             Heard::Refusal => {
                 self.gets_on();
@@ -296,6 +319,18 @@ impl Judge {
                 (self.has_answered, self.missed) = (true, 0);
                 self.is_stuck(beat, received_bytes)
             }
+        }
+    }
+
+    /// Returns an error with this reason if too many questions in a row had no answer.
+    fn may_miss(&self, why: &'static str) -> Result<(), &'static str> {
+        let max = match self.has_answered {
+            true => HEARTBEATS_MISSED_MAX,
+            false => HEARTBEATS_MISSED_AT_FIRST_MAX,
+        };
+        match self.missed >= max {
+            true => Err(why),
+            false => Ok(()),
         }
     }
 
@@ -353,6 +388,34 @@ mod tests {
             judge.hears(Heard::Refusal).unwrap();
             judge.hears(NOTHING).unwrap();
             judge.gets_on();
+        }
+    }
+
+    #[test]
+    fn a_server_that_knows_no_such_session_has_lost_it() {
+        let mut judge = Judge::default();
+        let last = lost_after(&mut judge, Heard::Unknown);
+        assert_eq!(last, Some(HEARTBEATS_MISSED_AT_FIRST_MAX));
+        let mut judge = Judge::default();
+        judge
+            .hears(Heard::Beat(beat(1, 1, Activity::Busy), 1))
+            .unwrap();
+        // The connection that there was ends first, with or without a word.
+        judge.hears(NOTHING).unwrap();
+        let last = lost_after(&mut judge, Heard::Unknown);
+        assert_eq!(last, Some(HEARTBEATS_MISSED_MAX - 1));
+        // A program that launches alone awaits nothing.
+        let mut judge = Judge::default();
+        judge.hears_sending(NOTHING).unwrap();
+        let last = (1..100).find(|_| judge.hears_sending(Heard::Unknown).is_err());
+        assert_eq!(last, Some(HEARTBEATS_MISSED_AT_FIRST_MAX));
+        let last = (1..100).find(|_| judge.hears_sending(NOTHING).is_err());
+        assert_eq!(last, None);
+        // Another refusal says nothing about the session.
+        let mut judge = Judge::default();
+        for _ in 0..10 {
+            judge.hears(Heard::Unknown).unwrap();
+            judge.hears(Heard::Refusal).unwrap();
         }
     }
 

@@ -53,6 +53,7 @@ use self::{
 pub(crate) use self::{
     board::{Board, WORD_BYTES, WORDS, Word},
     group::Group,
+    heartbeat::period as heartbeat_period,
     notes::Handler,
     progress::{Numbered, Progress},
     receive::{ReceiveBuffer, Rows, Sink},

@@ -30,6 +30,7 @@ use super::{
 use crate::{
     log,
     observe::{optimise as levels, record, times},
+    session::heartbeat_period,
 };
 
 /// Time limit for a server to set up a session: it loads the driver and creates contexts.
@@ -87,6 +88,7 @@ fn open() -> Result<Vec<(String, Driver)>, CUresult> {
         .map_err(|_| fail("OUTBOARD_GPU names no server; start the program with `outboard run --gpu URL -- PROGRAM`"))?;
     let endpoints =
         Endpoint::list(&urls).map_err(|error| fail(format!("OUTBOARD_GPU={urls}: {error}")))?;
+    heartbeat_period().map_err(fail)?;
     let opened = endpoints.into_iter().zip(0..).map(dial_one);
     let opened: Vec<(Opened, ServerWelcome)> = opened.collect::<Result<_, _>>()?;
     let (opened, mut welcomes): (Vec<Opened>, Vec<ServerWelcome>) = opened.into_iter().unzip();

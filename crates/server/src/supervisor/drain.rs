@@ -151,7 +151,7 @@ impl Supervisor {
                 let socket = fds.into_iter().next().filter(|_| is_further);
                 // A session that has ended wants no further connection.
                 if let Some(socket) = socket {
-                    let _ = self.has_passed_on(key, &order, socket.as_fd());
+                    let _ = self.passed_on(key, &order, socket.as_fd());
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -41,7 +41,9 @@ impl Supervisor {
                     false => gate.ended(session),
                 }
             }
-            if worker.key.is_some() {
+            if let Some(key) = worker.key {
+                self.ended.truncate(limits::ENDED_KEYS_MAX - 1);
+                self.ended.push_front(key);
                 let end = match how {
                     Ok(status) if ends_with_client(status) => SessionEnd::Left,
                     _ => SessionEnd::Worker,

@@ -38,6 +38,7 @@ mod wait;
 mod worker;
 
 use std::{
+    collections::VecDeque,
     fmt,
     net::{SocketAddr, TcpListener},
     os::fd::AsFd as _,
@@ -46,6 +47,7 @@ use std::{
 
 use outboard_link::{Endpoint, Listener};
 use outboard_trust::CertificateFiles;
+use outboard_wire::handshake::SessionKey;
 use tracing::{debug, error, info};
 
 pub use self::options::{ServeError, ServeOptions};
@@ -87,6 +89,10 @@ pub struct Supervisor {
     handing: Option<Handing>,
     /// The server from which this one has taken over, until that one ends.
     predecessor: Option<Predecessor>,
+    /// True if there was a server before: it may have left sessions to one before itself.
+    has_taken_over: bool,
+    /// Keys of the last sessions of this server that have ended.
+    ended: VecDeque<SessionKey>,
     /// Since another server has taken over.
     draining: Option<Draining>,
     session_last: u64,
@@ -154,6 +160,8 @@ impl Supervisor {
             gate,
             groups,
             handing,
+            has_taken_over: before.is_some(),
+            ended: VecDeque::new(),
             predecessor: before,
             draining: None,
             options,

@@ -13,18 +13,32 @@ use outboard_pool::Grant;
 use outboard_trust::TlsState;
 use outboard_wire::{
     doc::Refusal,
-    handshake::{ClientHello, Purpose, SessionKey},
+    handshake::{ClientHello, NOT_AWAITED, Purpose, SessionKey},
 };
 use tracing::{debug, error, warn};
 
 use super::{Phase, Side, Supervisor, Worker};
 use crate::{
-    admission::{Admission, Cache, NOT_AWAITED, Order},
+    admission::{Admission, Cache, Order},
     limits,
     peers::may_come,
     shares::Place,
     view::Newcomer,
 };
+
+/// Refusal of a heartbeat of a session that is not known to be over.
+const NOT_ANSWERED: &str = "the session's worker takes no further connection now";
+
+/// The outcome of passing a further connection on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passed {
+    /// The worker of its session has it, or the server before this one.
+    On,
+    /// There is such a session, or may be one at a server before, but it does not take it.
+    NotTaken,
+    /// No session has its key, or the one that had it has ended.
+    Unknown,
+}
 
 impl Supervisor {
     /// Gives a place to a client with a proper hello, or refuses it. Its worker has the client's
@@ -278,13 +292,16 @@ impl Supervisor {
 
     /// Passes a further connection on to the worker of its session.
     pub(super) fn pass_on(&mut self, at: usize, key: SessionKey, order: &Order, socket: &OwnedFd) {
-        let order = match self.has_passed_on(key, order, socket.as_fd()) {
-            true => Order::Leave,
-            false => {
-                self.view.refused(Refusal::Key, &self.workers[at].peer);
-                Order::Refuse(NOT_AWAITED.into())
-            }
+        let passed = self.passed_on(key, order, socket.as_fd());
+        let order = match (passed, order) {
+            (Passed::On, _) => Order::Leave,
+            // A heartbeat's refusal as unknown tells the client that its session is over.
+            (Passed::NotTaken, Order::Heartbeat { .. }) => Order::Refuse(NOT_ANSWERED.into()),
+            _ => Order::Refuse(NOT_AWAITED.into()),
         };
+        if passed != Passed::On {
+            self.view.refused(Refusal::Key, &self.workers[at].peer);
+        }
         self.dismiss(at, &order);
     }
 
@@ -312,16 +329,22 @@ impl Supervisor {
     }
 
     /// Passes it on to the worker of its session, or to the server before this one.
-    pub(super) fn has_passed_on(
+    pub(super) fn passed_on(
         &mut self,
         key: SessionKey,
         order: &Order,
         socket: BorrowedFd<'_>,
-    ) -> bool {
+    ) -> Passed {
         let is_its = |w: &&mut Worker| w.key.is_some_and(|of_session| of_session.is(&key));
         let Some(worker) = self.workers.iter_mut().find(is_its) else {
-            let before = self.predecessor.as_ref();
-            return before.is_some_and(|before| before.pass(key, order, socket));
+            return match &self.predecessor {
+                Some(before) if before.pass(key, order, socket) => Passed::On,
+                // The session may be of a server before that one, which goes on longer.
+                _ if self.has_taken_over && !self.ended.iter().any(|ended| ended.is(&key)) => {
+                    Passed::NotTaken
+                }
+                _ => Passed::Unknown,
+            };
         };
         let may = match order {
             Order::DataConnection { .. } => {
@@ -334,7 +357,10 @@ impl Supervisor {
         };
         let control = worker.control.as_ref().filter(|_| may);
         // A worker that has closed its end, or does not read, gets no further connections.
-        control.is_some_and(|control| control.send(order, &[socket]).is_ok())
+        match control.is_some_and(|control| control.send(order, &[socket]).is_ok()) {
+            true => Passed::On,
+            false => Passed::NotTaken,
+        }
     }
 
     /// Gives a worker its last order.
