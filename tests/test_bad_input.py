@@ -311,6 +311,21 @@ def test_a_sandbox_without_memory_files_is_named(server: Server) -> None:
     still_serves(server, "shm")
 
 
+def test_a_limit_of_a_servers_files_is_named(tmp_path: Path) -> None:
+    """The rings of a session over shm are a file of the server's, and so is the software device's memory."""
+    server = start_server(tmp_path, before=["prlimit", "--fsize=1000000"])
+    why = "the server gets no shared memory ("
+    for argv in (["run", "--gpu", server.urls["shm"], "--", "true"], ["doctor", "--gpu", server.urls["shm"]]):
+        done = subprocess.run([OUTBOARD, *argv], capture_output=True, text=True, timeout=60)
+        said = done.stdout + done.stderr
+        assert done.returncode == 1 and why in said and "(ulimit -f)" in said, said
+    assert why in server.log.read_text()
+    done = server.run("tcp", EXAMPLES / "vector_add", timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert server.stop() == 0
+    assert "SIGXFSZ" not in server.log.read_text()
+
+
 def test_a_limit_of_files_is_named(server: Server) -> None:
     """Shared memory counts as a file: the kernel would end the process without a word. What needs none goes on."""
     limited = ["sh", "-c", 'ulimit -f 4; exec "$@"', "sh", str(OUTBOARD), "run", "--gpu"]

@@ -232,7 +232,10 @@ def ends_by_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ends_by_signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL],
+)
 def test_nothing_outlives_it(number: signal.Signals, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     running = Running()

@@ -84,6 +84,12 @@ def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
     done = serve("--check-config", env=environment)
     assert done.returncode == 2 and f'{file}:2: there is no setting "sesions-max"' in done.stderr
     assert serve("--no-config", "--check-config", "--device", "soft", env=environment).returncode == 0
+    # A hand-over at what is no socket: the start says the same.
+    for wrong in (tmp_path, file, Path("/dev/null")):
+        for check in (["--check-config"], []):
+            argv = ["--no-config", "--device", "soft", "--listen", f"shm://{address}", "--hand-over", str(wrong)]
+            done = serve(*argv, *check, env=environment)
+            assert done.returncode == 2 and f"--hand-over: {wrong} is no socket" in done.stderr, done.stderr
     # Settings that this machine does not allow.
     file.write_text('device = "nvidia"\n')
     done = serve("--check-config", env={**environment, "OUTBOARD_DRIVER": "/nowhere/libcuda.so.1"})

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import EXAMPLES, OUTBOARD, TEST_PROGRAMS, Server
+from test_bad_input import wait_until
 
 SWEEP_S_MAX = 120
 # 20 waits for the server; prints their time twice.
@@ -136,3 +137,15 @@ def test_files_that_are_no_sweeps(server: Server, tmp_path: Path) -> None:
     assert out.read_text() == "my notes"
     done = sweep(server, Path("/nonexistent/x.json"), "--rtt", "1us", "--", "true")
     assert done.returncode == 1 and "writing /nonexistent/x.json" in done.stderr
+
+
+def test_a_sweep_that_is_killed_leaves_no_program(server: Server, tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    program = f"import os, time; open({str(said)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+    argv = command(server, tmp_path / "out.json", "--rtt", "1us", "--", sys.executable, "-c", program)
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: said.exists() and said.read_text().endswith("\n"))
+    pid = int(said.read_text())
+    process.kill()
+    process.wait()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())

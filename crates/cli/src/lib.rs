@@ -69,6 +69,7 @@ fn command() -> ExitCode {
 }
 
 fn carry_out(args: Args) -> anyhow::Result<ExitCode> {
+    signals::outlive_file_limit();
     log_to_stderr(args.log_format);
     match args.command {
         Command::Serve(serve) => serve::serve(*serve, args.log_format),

@@ -109,6 +109,9 @@ fn settings(
         .chain(opened.iter().map(Listener::endpoint))
         .collect();
     check_places(&places, options.hand_over.as_deref(), options.metrics)?;
+    if let Some(path) = &options.hand_over {
+        outboard_server::check_hand_over(path).context("--hand-over")?;
+    }
     if let Some(file) = &options.audit {
         outboard_server::check_audit(file)
             .with_context(|| format!("--audit: {}", file.display()))?;

@@ -2,7 +2,8 @@
 
 use std::{
     io::{self, Write as _},
-    process::ExitCode,
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitCode},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -12,8 +13,9 @@ use std::{
 };
 
 use anyhow::Context as _;
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ},
     flag,
     iterator::Signals,
     low_level,
@@ -30,6 +32,33 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Has the program get a signal if this process dies. It is to be started by a thread that lives as
+/// long as this process.
+pub(crate) fn end_with_parent(command: &mut Command, signal: Signal) {
+    let parent = getpid();
+    let prepare = move || {
+        set_parent_process_death_signal(Some(signal))?;
+        // The parent may have died before the line above.
+        match getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    };
+    // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and
+    // takes no lock.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Has a write beyond the limit of files (`ulimit -f`) fail, also in memory that counts as a file,
+/// rather than end the process without a word. A program that this process becomes, or starts, has
+/// the signal's usual effect.
+pub(crate) fn outlive_file_limit() {
+    if !is_ignored(SIGXFSZ) {
+        // A failure is ignored: the signal then ends the process, as it does by default.
+        let _ = flag::register(SIGXFSZ, Arc::default());
+    }
 }
 
 /// Results of a command that waits for others. Ctrl-C, SIGTERM and SIGHUP end it with what it has

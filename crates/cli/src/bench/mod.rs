@@ -45,7 +45,7 @@ use anyhow::{Context, anyhow};
 use outboard_link::{Endpoint, Host};
 use outboard_server::DeviceKind;
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::{
     args::{BenchArgs, BenchCommand, BenchTargets},
@@ -369,6 +369,13 @@ impl Interrupt {
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             signal_hook::flag::register(signal, Arc::clone(&flag))
                 .context("taking charge of Ctrl-C")?;
+        }
+        // The second of these ends it at once, and its files stay.
+        let rare = [SIGQUIT, SIGUSR1, SIGUSR2];
+        for signal in rare.into_iter().filter(|signal| !is_ignored(*signal)) {
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
+                .context("taking charge of signals")?;
         }
         Ok(Interrupt(flag))
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader},
+    io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -13,12 +13,11 @@ use std::{
 
 use anyhow::{Context, bail};
 use outboard_link::Endpoint;
-use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::Interrupt;
+use crate::signals::end_with_parent;
 
 const START_MS_MAX: u64 = 30_000;
 /// Time limit for the server to end; it gives its own workers a few seconds.
@@ -56,18 +55,7 @@ impl BenchServer {
             .stderr(File::create(&log)?)
             // Ctrl-C is for the bench, which ends the server in order.
             .process_group(0);
-        let bench = getpid();
-        let prepare = move || {
-            set_parent_process_death_signal(Some(Signal::TERM))?;
-            // The parent may have died before the line above.
-            match getppid() == Some(bench) {
-                true => Ok(()),
-                false => Err(io::ErrorKind::NotFound.into()),
-            }
-        };
-        // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and
-        // takes no lock.
-        unsafe { command.pre_exec(prepare) };
+        end_with_parent(&mut command, Signal::TERM);
         let mut child = command.spawn().context("starting the server")?;
         let stdout = child.stdout.take().context("a server without output")?;
         let mut server = BenchServer {

@@ -3,9 +3,8 @@
 //! lease is given back, and other GPUs are asked for.
 
 use std::{
-    io::ErrorKind,
-    os::unix::process::{CommandExt as _, ExitStatusExt as _},
-    process::{Command, ExitCode, ExitStatus},
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitCode, ExitStatus},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -14,9 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2},
     iterator::Signals,
@@ -24,7 +21,12 @@ use signal_hook::{
 };
 
 use super::claim::{Leased, NotServed, lease_for};
-use crate::{args::RunArgs, run, signals::is_ignored, stack};
+use crate::{
+    args::RunArgs,
+    run,
+    signals::{end_with_parent, is_ignored},
+    stack,
+};
 
 /// Code of a program that a signal ended, less the signal's number, as shells have it.
 const SIGNAL_CODE: i32 = 128;
@@ -150,7 +152,8 @@ impl Ended {
 fn once(args: &RunArgs, leased: &mut Leased, running: &Running) -> anyhow::Result<Ended> {
     let mut command = run::command(args, Some(leased))?;
     stack::restore();
-    end_with_parent(&mut command);
+    // Its GPUs are then given back.
+    end_with_parent(&mut command, Signal::KILL);
     let mut child = {
         let mut now = running.now();
         match command.spawn() {
@@ -164,22 +167,6 @@ fn once(args: &RunArgs, leased: &mut Leased, running: &Running) -> anyhow::Resul
     let status = child.wait().context("waiting for the program");
     *running.now() = Now::Ended;
     status.map(Ended::Program)
-}
-
-/// Kills the program if this process dies: its GPUs are then given back.
-fn end_with_parent(command: &mut Command) {
-    let parent = getpid();
-    let prepare = move || {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have died before the line above.
-        match getppid() == Some(parent) {
-            true => Ok(()),
-            false => Err(ErrorKind::NotFound.into()),
-        }
-    };
-    // SAFETY: between fork and exec `prepare` makes two system calls; it allocates nothing and
-    // takes no lock.
-    unsafe { command.pre_exec(prepare) };
 }
 
 /// Starts the thread that takes signals.

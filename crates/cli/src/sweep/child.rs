@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::bench::Interrupt;
+use crate::{bench::Interrupt, signals::end_with_parent};
 
 const LOOK: Duration = Duration::from_millis(5);
 /// Bytes kept of each stream; a metric further back is not found.
@@ -24,13 +24,15 @@ pub(super) struct Ended {
     pub(super) error: Option<String>,
 }
 
-/// Runs the program in a process group of its own, which ends with it.
+/// Runs the program in a process group of its own, which ends with it. The program ends with this
+/// process, too, whatever ends that.
 pub(super) fn run(
     command: &mut Command,
     timeout: Duration,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Ended> {
     let start = Instant::now();
+    end_with_parent(command, Signal::KILL);
     let mut child = command
         .process_group(0)
         .stdin(Stdio::null())

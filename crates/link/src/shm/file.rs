@@ -24,9 +24,10 @@ pub fn check_file_limit(bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Fails if this process gets no memory for the rings of a link, as in a sandbox without
-/// memfd_create.
-pub fn check_available() -> io::Result<()> {
+/// Fails if this process gets no file of this length in memory, as in a sandbox without
+/// memfd_create, or with a limit of its files.
+pub(super) fn check_memory_file(bytes: u64) -> io::Result<()> {
+    check_file_limit(bytes)?;
     memfd_create("outboard-link", MemfdFlags::CLOEXEC)
         .map(drop)
         .map_err(refused)

@@ -10,6 +10,7 @@
 //! against shrinking, so that no access can fault.
 
 use std::{
+    io,
     ops::Deref,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
@@ -26,7 +27,7 @@ use rustix::{
 };
 
 use super::{
-    file::{SEALS, memory_file},
+    file::{SEALS, check_memory_file, memory_file},
     ring::Control,
 };
 use crate::{Error, copying};
@@ -58,6 +59,11 @@ const _: () = {
     assert!(RING_BYTES.is_power_of_two());
     assert!(RING_BYTES_MIN <= RING_BYTES && RING_BYTES <= RING_BYTES_MAX);
 };
+
+/// Fails if this process gets no memory for the rings of a link.
+pub fn check_available() -> io::Result<()> {
+    check_memory_file(file_bytes(RING_BYTES) as u64)
+}
 
 /// Direction of frames, which selects one of the two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

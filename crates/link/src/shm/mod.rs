@@ -16,9 +16,9 @@ mod peer;
 pub mod ring;
 
 #[cfg(not(loom))]
-pub use connection::{Closer, Connection, Receiver, Sender, Waker};
+pub use self::{file::check_file_limit, map::check_available};
 #[cfg(not(loom))]
-pub use file::{check_available, check_file_limit};
+pub use connection::{Closer, Connection, Receiver, Sender, Waker};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use hostile::fuzz_ring;
