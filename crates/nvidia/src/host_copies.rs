@@ -29,6 +29,9 @@ use super::{
 /// Bytes of a copy that are on the device at a time. The pieces of a copy follow each other through
 /// the same memory.
 const PIECE_BYTES: u64 = 2 << 20;
+/// Pieces of a copy that are submitted without a look at what the stream waits for: two works each,
+/// of the some 1,020 that a stream takes behind a host function.
+const PIECES_AT_ONCE_MAX: usize = 32;
 /// Device memory for pieces and packed boxes of one session, per device, in bytes: part of what is
 /// kept free beside a session's quota.
 const POOL_BYTES_MAX: u64 = 64 << 20;
@@ -60,7 +63,7 @@ impl Nvidia {
         dst: Span,
         src: Span,
     ) -> Result<(), Failure> {
-        if self.copy_by_device((stream_id, stream), dst, src)? {
+        if self.copy_by_device(cx, (stream_id, stream), dst, src)? {
             return Ok(());
         }
         cx.has_service()?;
@@ -76,6 +79,7 @@ impl Nvidia {
     /// there is no device memory for that.
     fn copy_by_device(
         &mut self,
+        cx: &mut Cx<'_>,
         (stream_id, stream): (u64, real::Stream),
         dst: Span,
         src: Span,
@@ -89,19 +93,42 @@ impl Nvidia {
         let Some((pool, bounce)) = self.bounce(stream_id, stream, len.min(PIECE_BYTES))? else {
             return Ok(false);
         };
-        let copied = pieces(len).try_for_each(|(at, len)| {
+        let copy = |driver: &Driver, (at, len)| {
             let part = |span: Span| {
                 // SAFETY: a part of a span that was checked.
                 unsafe { Span::new_unchecked(span.address() + at, len) }
             };
             // SAFETY: memory of the pool, which is freed in this stream after both copies.
             let bounce = unsafe { Span::new_unchecked(bounce, len) };
-            self.driver.memcpy(bounce, part(src), stream)?;
-            self.driver.memcpy(part(dst), bounce, stream)
-        });
+            driver.memcpy(bounce, part(src), stream)?;
+            driver.memcpy(part(dst), bounce, stream)
+        };
+        let copied = self.copy_pieces(cx, pieces(len), copy);
         free(&pool.driver, bounce, stream);
         copied?;
         Ok(true)
+    }
+
+    /// Submits the pieces of a copy. So many that a stream may not take them all while it waits for
+    /// the client are submitted with the client served.
+    fn copy_pieces<P: Send>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        mut pieces: impl ExactSizeIterator<Item = P> + Send,
+        copy: impl Fn(&Driver, P) -> Result<(), Refused> + Sync,
+    ) -> Result<(), Failure> {
+        let are_many = pieces.len() > PIECES_AT_ONCE_MAX;
+        let mut submit = |driver: &Driver| pieces.try_for_each(|piece| copy(driver, piece));
+        if !are_many {
+            return Ok(submit(&self.driver)?);
+        }
+        let current = self.context(cx.context)?.hold.handle;
+        let (driver, device) = self.aside();
+        if device.may_wait_for_client() {
+            cx.has_service()?;
+        }
+        let submitted = host_calls::aside(driver, current, device, cx.service, submit);
+        Ok(submitted?)
     }
 
     /// Copies a box in a stream.
@@ -118,7 +145,8 @@ impl Nvidia {
             self.captures_on_host(stream)?;
             return Ok(self.driver.memcpy_box(copy, stream)?);
         }
-        let Some((pool, bounce)) = self.bounce(stream_id, stream, box_bytes(&copy.0))? else {
+        let len = box_bytes(&copy.0).min(PIECE_BYTES);
+        let Some((pool, bounce)) = self.bounce(stream_id, stream, len)? else {
             cx.has_service()?;
             let current = self.context(cx.context)?.hold.handle;
             let wait = |driver: &Driver| driver.memcpy_box(copy, stream);
@@ -127,11 +155,14 @@ impl Nvidia {
                 driver, current, device, cx.service, wait,
             )?);
         };
-        let [to_device, to_host] = by_way_of(copy, bounce);
-        let copied = self.driver.memcpy_box(&to_device, stream);
-        let copied = copied.and_then(|()| self.driver.memcpy_box(&to_host, stream));
+        let by_device = |driver: &Driver, piece| {
+            let [to_device, to_host] = by_way_of(&part_of_box(copy, piece), bounce);
+            driver.memcpy_box(&to_device, stream)?;
+            driver.memcpy_box(&to_host, stream)
+        };
+        let copied = self.copy_pieces(cx, box_pieces(&copy.0), by_device);
         free(&pool.driver, bounce, stream);
-        Ok(copied?)
+        copied
     }
 
     /// Notes that the graph that a stream captures copies from host memory to host memory.
@@ -246,9 +277,9 @@ fn free(driver: &Driver, address: u64, stream: real::Stream) {
 }
 
 /// Splits a copy: where each piece begins, and how long it is.
-fn pieces(len: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0..len.div_ceil(PIECE_BYTES)).map(move |i| {
-        let at = i * PIECE_BYTES;
+fn pieces(len: u64) -> impl ExactSizeIterator<Item = (u64, u64)> {
+    (0..len.div_ceil(PIECE_BYTES) as usize).map(move |i| {
+        let at = i as u64 * PIECE_BYTES;
         (at, PIECE_BYTES.min(len - at))
     })
 }
@@ -256,6 +287,53 @@ fn pieces(len: u64) -> impl Iterator<Item = (u64, u64)> {
 fn box_bytes(copy: &CUDA_MEMCPY3D) -> u64 {
     // Checked not to overflow, since both ends hold the whole box.
     (copy.width_in_bytes * copy.height * copy.depth) as u64
+}
+
+/// A part of a box: where it begins, and how large it is, in bytes, rows and slices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct BoxPiece {
+    at: [usize; 3],
+    size: [usize; 3],
+}
+
+/// Splits a box into parts of at most [`PIECE_BYTES`]: whole slices, else whole rows, else parts of
+/// rows.
+fn box_pieces(copy: &CUDA_MEMCPY3D) -> impl ExactSizeIterator<Item = BoxPiece> + use<> {
+    let whole = [copy.width_in_bytes, copy.height, copy.depth];
+    let mut room = PIECE_BYTES as usize;
+    // A part has one row, or one slice, where the box is split below these.
+    let most = whole.map(|size| {
+        let most = size.min(room).max(1);
+        room = if most < size { 1 } else { room / most };
+        most
+    });
+    let [columns, rows, slices] = [0, 1, 2].map(|i| whole[i].div_ceil(most[i]));
+    (0..columns * rows * slices).map(move |i| {
+        let index = [i % columns, i / columns % rows, i / columns / rows];
+        let at = [0, 1, 2].map(|i| index[i] * most[i]);
+        let size = [0, 1, 2].map(|i| most[i].min(whole[i] - at[i]));
+        BoxPiece { at, size }
+    })
+}
+
+/// Returns the copy of a part of a box.
+fn part_of_box(copy: &CheckedBox, piece: BoxPiece) -> CheckedBox {
+    let ([x, y, z], [width_in_bytes, height, depth]) = (piece.at, piece.size);
+    let copy = copy.0;
+    let part = CUDA_MEMCPY3D {
+        src_x_in_bytes: copy.src_x_in_bytes + x,
+        src_y: copy.src_y + y,
+        src_z: copy.src_z + z,
+        dst_x_in_bytes: copy.dst_x_in_bytes + x,
+        dst_y: copy.dst_y + y,
+        dst_z: copy.dst_z + z,
+        width_in_bytes,
+        height,
+        depth,
+        ..copy
+    };
+    // SAFETY: a part of a box whose ends were checked.
+    unsafe { CheckedBox::new(part) }
 }
 
 /// Splits a box copy in two: to packed rows at `bounce`, and from there.
@@ -302,5 +380,42 @@ mod tests {
                 (2 * PIECE_BYTES, 5)
             ]
         );
+    }
+
+    #[test]
+    fn pieces_cover_a_box_once() {
+        let of = |[width_in_bytes, height, depth]: [usize; 3]| {
+            // SAFETY: all zeros are a record of no copy.
+            let none: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+            box_pieces(&CUDA_MEMCPY3D {
+                width_in_bytes,
+                height,
+                depth,
+                ..none
+            })
+        };
+        let most = PIECE_BYTES as usize;
+        for (whole, count) in [
+            ([most, 1, 1], 1),
+            ([most + 1, 3, 2], 12),
+            ([most / 2, 5, 2], 6),
+            ([most / 8, 4, 5], 3),
+            ([1, 1, 1], 1),
+            ([0, 1, 1], 0),
+        ] {
+            let pieces: Vec<_> = of(whole).collect();
+            assert_eq!(pieces.len(), count, "{whole:?}");
+            let bytes = |piece: &BoxPiece| piece.size.iter().product::<usize>();
+            assert!(pieces.iter().all(|piece| bytes(piece) <= most));
+            assert!(pieces.iter().all(|piece| {
+                (0..3).all(|i| piece.size[i] > 0 && piece.at[i] + piece.size[i] <= whole[i])
+            }));
+            let total: usize = pieces.iter().map(bytes).sum();
+            assert_eq!(total, whole.iter().product::<usize>(), "{whole:?}");
+            let last = pieces
+                .iter()
+                .any(|a| pieces.iter().filter(|b| a.at == b.at).count() > 1);
+            assert!(!last, "{whole:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! waits. On a server that call would be the session's, which could no longer receive that the
 //! function is done. So the client's call waits first, for its stream alone.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use outboard_api::cuda::CUstream;
 
@@ -86,12 +86,38 @@ impl Driver {
             return Ok(());
         }
         let behind = &stream.stream().behind;
-        let pieces = u32::try_from(pieces).unwrap_or(WORKS_BEHIND_MAX);
-        let before = behind.fetch_add(pieces.min(WORKS_BEHIND_MAX), Ordering::Relaxed);
-        if before + pieces.min(WORKS_BEHIND_MAX) <= WORKS_BEHIND_MAX {
+        if has_room(behind, pieces) {
             return Ok(());
         }
-        behind.store(pieces.min(WORKS_BEHIND_MAX), Ordering::Relaxed);
         self.synchronize_stream(stream)
+    }
+}
+
+/// Counts pieces of work behind a host function. Returns false if the stream is to be waited for
+/// first: always, if they are more than may be behind one at all.
+fn has_room(behind: &AtomicU32, pieces: usize) -> bool {
+    let pieces = u32::try_from(pieces).unwrap_or(u32::MAX);
+    let counted = pieces.min(WORKS_BEHIND_MAX);
+    let before = behind.fetch_add(counted, Ordering::Relaxed);
+    if pieces <= WORKS_BEHIND_MAX && before + counted <= WORKS_BEHIND_MAX {
+        return true;
+    }
+    behind.store(counted, Ordering::Relaxed);
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_never_fits_behind_a_host_function_waits() {
+        let behind = AtomicU32::new(0);
+        assert!(!has_room(&behind, WORKS_BEHIND_MAX as usize + 1));
+        assert!(!has_room(&behind, usize::MAX));
+        behind.store(0, Ordering::Relaxed);
+        assert!(has_room(&behind, WORKS_BEHIND_MAX as usize));
+        assert!(!has_room(&behind, 1));
+        assert!(has_room(&behind, 1));
     }
 }
