@@ -343,10 +343,10 @@ impl Nvidia {
             ..
         } = self.graphs.execs.get(m.exec)?;
         let (exec, copies_on_host) = (owned.handle(), *copies_on_host);
-        if copies_on_host && self.capturing(stream)? {
-            self.captures_on_host(stream)?;
-            self.driver.cuGraphLaunch(exec, stream)?;
-        } else if copies_on_host {
+        if self.capturing(stream)? {
+            return self.capture_launch(cx, m);
+        }
+        if copies_on_host {
             let current = self.context(cx.context)?.hold.handle;
             let launch = |driver: &Driver| driver.cuGraphLaunch(exec, stream);
             let (driver, device) = self.aside();
@@ -357,6 +357,33 @@ impl Nvidia {
         self.printing.launches_graph((cx.context, m.stream));
         let hold = self.stream_hold(m.stream)?;
         Ok(self.host_calls.launched(|| hold.mark(stream))?)
+    }
+
+    /// Captures the launch of a graph. The graph that is captured does all that the launched one
+    /// does, later.
+    fn capture_launch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        m: &messages::GraphLaunch,
+    ) -> Result<(), Failure> {
+        let stream = self.real_stream(m.stream)?;
+        let Exec {
+            owned,
+            memory,
+            copies_on_host,
+        } = self.graphs.execs.get(m.exec)?;
+        let capture = self.driver.capture(stream)?;
+        self.driver.cuGraphLaunch(owned.handle(), stream)?;
+        let memory = memory.clone();
+        if *copies_on_host {
+            self.graphs.mark_on_host(capture.graph);
+        }
+        if !memory.is_empty() {
+            let captured = self.capture_memory.entry(capture.id).or_default();
+            captured.extend(memory);
+        }
+        self.printing.launches_graph((cx.context, m.stream));
+        Ok(())
     }
 
     pub(super) fn cu_graph_upload(
@@ -479,7 +506,12 @@ impl Nvidia {
         let exec = self.graphs.execs.get_mut(m.exec)?;
         let info = self.driver.graph_exec_update(exec.owned.handle(), graph)?;
         if info.result == 0 {
-            exec.memory.extend(memory);
+            exec.copies_on_host = copies_on_host;
+            // A launch that runs may still read it.
+            let earlier = std::mem::replace(&mut exec.memory, memory);
+            self.bury_memory(earlier);
+        } else {
+            // Whether a part was updated is not known.
             exec.copies_on_host |= copies_on_host;
         }
         let mut number = |node: real::Node, fresh: u64| match node.is_null() {

@@ -330,6 +330,8 @@ impl Nvidia {
             return Ok(messages::GraphChildReply { graph: known });
         }
         self.graphs.bind_part(m.graph, child, (outer, node))?;
+        // Which of these is the child's is not known; too much is safe.
+        self.graphs.inherit(child, outer);
         Ok(messages::GraphChildReply { graph: m.graph })
     }
 

@@ -233,6 +233,7 @@ result cuGraphAddMemcpyNode(uintptr_t *n, uintptr_t g, const void *after, size_t
 result cuGraphAddChildGraphNode(uintptr_t *n, uintptr_t g, const void *after, size_t count, uintptr_t child) {
   return object(n);
 }
+result cuGraphChildGraphNodeGetGraph(uintptr_t n, uintptr_t *g) { return object(g); }
 result cuGraphMemcpyNodeSetParams(uintptr_t n, const void *copy) { return SUCCESS; }
 result cuGraphExecMemcpyNodeSetParams(uintptr_t e, uintptr_t n, const void *copy, uintptr_t c) { return SUCCESS; }
 result cuGraphInstantiateWithFlags(uintptr_t *e, uintptr_t g, uint64_t flags) { session = pthread_self(); return object(e); }

@@ -176,3 +176,69 @@ fn only_graphs_that_copy_between_host_memory_are_launched_aside() {
     assert!(!is_aside(&mut graphs, third));
     graphs.set(0, waits_node, &on_device);
 }
+
+#[test]
+fn what_is_known_of_a_graph_is_known_of_the_graph_inside_a_node() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let on_host = graphs.copy(graphs.host);
+    let (waits, _) = graphs.graph(&on_host);
+    let (_, node) = graphs.graph(&NodeWork::Child(waits));
+    let inside = graphs.number();
+    let asked = messages::GraphChild {
+        node,
+        graph: inside,
+    };
+    graphs.done(Request::GraphChild(asked));
+    let clone = graphs.number();
+    graphs.done(Request::GraphClone(messages::GraphClone {
+        graph: inside,
+        clone,
+    }));
+    let exec = graphs.exec(clone);
+    let before = fake.ask("fake_launched_aside", 0);
+    graphs.launch(exec);
+    assert!(fake.ask("fake_launched_aside", 0) > before);
+}
+
+#[test]
+fn memory_of_captured_copies_lives_as_long_as_what_reads_it() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let device = graphs.device;
+    let copied = |graphs: &mut Graphs| {
+        let graph = graphs.capture(|graphs| {
+            graphs.done(Request::CopyIn(messages::CopyIn {
+                dst: device,
+                stream: 0,
+                sync: 0,
+                data: b"data"[..].into(),
+            }));
+        });
+        (graph, graphs.exec(graph))
+    };
+    let held = |graphs: &Graphs, exec| {
+        let exec = graphs.client.device.graphs.execs.get(exec).expect("there");
+        exec.memory.len()
+    };
+    let (first, exec) = copied(&mut graphs);
+    assert_eq!(held(&graphs, exec), 1);
+    // A graph that launches another reads what that one reads.
+    let outer = graphs.capture(|graphs| graphs.launch(exec));
+    let outer = graphs.exec(outer);
+    assert_eq!(held(&graphs, outer), 1);
+    // An update replaces all that was read before.
+    for _ in 0..3 {
+        let (other, _) = copied(&mut graphs);
+        graphs.done(Request::GraphExecUpdate(messages::GraphExecUpdate {
+            exec,
+            graph: other,
+            first_node: 10_000,
+        }));
+        assert_eq!(held(&graphs, exec), 1);
+    }
+    let h_graph = first;
+    graphs.done(Request::CuGraphDestroy(messages::CuGraphDestroy {
+        h_graph,
+    }));
+}
