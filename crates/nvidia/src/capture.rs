@@ -49,22 +49,31 @@ impl Nvidia {
         let id = capture.as_ref().map(|capture| capture.id);
         let ended = self.driver.cuStreamEndCapture(stream);
         // In the stream that began it, a capture ends even with an error; in another it goes on.
-        let adds = self.captures.remove(&m.stream).unwrap_or(true);
+        let began = self.captures.remove(&m.stream);
+        let adds = began.unwrap_or(true);
+        let mut memory = Vec::new();
+        if let Ok(id) = id
+            && (began.is_some() || ended.is_ok())
+        {
+            memory = self.capture_memory.remove(&id).unwrap_or_default();
+        }
         if !adds && !ended.is_ok_and(|graph| !graph.is_null()) {
             // The client may have seen the graph during the capture; it no longer exists.
-            let _ = self.graphs.forget(m.graph);
+            if let Ok((_, known)) = self.graphs.forget(m.graph) {
+                self.bury_memory(known);
+            }
             if let Ok(capture) = &capture {
                 self.graphs.forget_captured(capture.graph);
             }
         }
-        let graph = ended?;
-        let memory = id
-            .ok()
-            .and_then(|id| self.capture_memory.remove(&id))
-            .unwrap_or_default();
-        if graph.is_null() {
-            return Ok(messages::CaptureEndReply { produced: 0 });
-        }
+        let graph = match ended {
+            Ok(graph) if !graph.is_null() => graph,
+            _ => {
+                self.bury_memory(memory);
+                ended?;
+                return Ok(messages::CaptureEndReply { produced: 0 });
+            }
+        };
         self.graphs.bind(m.graph, graph)?;
         self.graphs.remember(graph, memory);
         Ok(messages::CaptureEndReply { produced: 1 })

@@ -216,7 +216,10 @@ impl Nvidia {
         let mut memory = Pinned::new(&self.base, data.len())?.whole();
         memory.fill(data);
         self.enter(cx)?;
-        submit(self, cx, memory.span(data.len()), stream)?;
+        if let Err(failure) = submit(self, cx, memory.span(data.len()), stream) {
+            self.bury_memory(vec![Arc::new(memory)]);
+            return Err(failure);
+        }
         self.capture_memory
             .entry(capture)
             .or_default()

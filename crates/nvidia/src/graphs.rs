@@ -614,7 +614,8 @@ impl Nvidia {
         Ok(id_bytes(&ids))
     }
 
-    fn bury_memory(&mut self, memory: Memory) {
+    /// Frees memory once all work that there is now is done.
+    pub(super) fn bury_memory(&mut self, memory: Memory) {
         if !memory.is_empty() {
             let marks = self.busy_marks();
             self.deferred_frees

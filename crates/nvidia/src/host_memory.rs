@@ -322,6 +322,7 @@ impl HostRanges {
                 format!("more than {HOST_MAPPED_BYTES_MAX} bytes of host memory"),
             ));
         }
+        outboard_budget::reserve(len)?;
         self.bytes += len;
         let range = HostRange {
             hold: hold.clone(),
@@ -333,7 +334,6 @@ impl HostRanges {
             variable: true,
         };
         self.ranges.insert(va, Arc::new(range));
-        outboard_budget::reserve(len)?;
         let known = vec![0; len as usize];
         self.watches.push(Watch { va, known });
         Ok(true)

@@ -454,6 +454,9 @@ impl Nvidia {
     /// for the device.
     fn release_busy(&mut self, service: &mut Service<'_>) -> Result<(), Failure> {
         let retired = self.deferred_frees.take_waiting();
+        if retired.is_empty() {
+            return Ok(());
+        }
         let current = self.base.handle;
         let release = |_: &Driver| {
             drop(retired);

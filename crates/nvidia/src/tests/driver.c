@@ -247,7 +247,14 @@ result cuStreamGetCaptureInfo_v3(uintptr_t s, int *status, uint64_t *id, uintptr
   *status = captured; *id = 1; *g = graph_of_capture; *n = 0;
   return SUCCESS;
 }
-result cuStreamEndCapture(uintptr_t s, uintptr_t *g) { captured = 0; *g = graph_of_capture; return SUCCESS; }
+static int captures_fail;
+void fake_captures_fail(int on) { captures_fail = on; }
+result cuStreamEndCapture(uintptr_t s, uintptr_t *g) {
+  captured = 0;
+  if (captures_fail) return INVALID_VALUE;
+  *g = graph_of_capture;
+  return SUCCESS;
+}
 result cuEventCreate(event **e, unsigned flags) {
   *e = calloc(1, sizeof **e); (*e)->context = current; live_events++; return SUCCESS;
 }

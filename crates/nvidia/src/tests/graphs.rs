@@ -242,3 +242,29 @@ fn memory_of_captured_copies_lives_as_long_as_what_reads_it() {
         h_graph,
     }));
 }
+
+#[test]
+fn a_capture_that_fails_keeps_no_memory() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let stream = 0;
+    graphs.done(Request::CaptureBegin(messages::CaptureBegin {
+        stream,
+        mode: 2,
+        graph: 0,
+        dependencies: &[],
+        edges: &[],
+    }));
+    graphs.done(Request::CopyIn(messages::CopyIn {
+        dst: graphs.device,
+        stream,
+        sync: 0,
+        data: b"data"[..].into(),
+    }));
+    assert_eq!(graphs.client.device.capture_memory.len(), 1);
+    fake.ask("fake_captures_fail", 1);
+    let graph = graphs.number();
+    let end = messages::CaptureEnd { stream, graph };
+    graphs.client.refused(Request::CaptureEnd(end));
+    assert!(graphs.client.device.capture_memory.is_empty());
+}
