@@ -224,7 +224,7 @@ def test_worker_that_dies_in_the_middle() -> None:
 @pytest.fixture
 def ends_by_signals() -> Iterator[None]:
     """Who started the tests may ignore a signal (nohup), and so would what they start."""
-    numbers = (signal.SIGINT, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

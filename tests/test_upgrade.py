@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -100,6 +101,9 @@ def test_programs_compute_across_an_upgrade(tmp_path: Path) -> None:
         assert new.urls == old.urls, new.said()
         assert all(runs(url) for url in new.urls.values()), new.said()
         # The old server's sessions go on, and what is new to them reaches it: connections for long copies.
+        deadline = time.monotonic() + HANGS_S
+        while new.sessions() and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert new.sessions() == set() and old.process.poll() is None
         for link, program in programs.items():
             assert program.asked(f"copy {LONG_BYTES}") == "same", old.said() + new.said()
