@@ -53,7 +53,7 @@ from suite import ROOT, Group
 from turns import Case, Player, PlayerError, PlayerSkip, significant
 
 FORMAT_VERSION = 1
-# What is kept of an answer.
+# Fields of an answer that are kept.
 ANSWERED = ("recording", "constants", "margin", "perfect", "rtt_max", "rtt_beyond")
 LIMIT = float(BUDGET.rstrip("%")) / 100
 CONFIDENCE = 0.9

@@ -359,7 +359,7 @@ def test_a_recording_through_a_server_without_a_network_sharpens_what_is_require
     alone, both = json.loads(require().stdout), json.loads(require(there).stdout)
     known = both["without_network"]
     assert alone["without_network"] is None and known["pairs"] == 1 and known["error"] >= 0.03
-    # What was measured holds there, whatever the replay says.
+    # The measured time holds there, whatever the replay says.
     assert known["network"] == {"rtt_ns": 1.0, "bits_per_s": 1e11} and known["overhead"] > -1
     assert known["level"] == "or+sr+local"
     moved = both["perfect"]["simulated"] - alone["perfect"]["simulated"]

@@ -61,7 +61,7 @@ pub(super) type Memory = Vec<Arc<PinnedPart>>;
 pub(super) struct Exec {
     owned: Owned<real::GraphExec>,
     pub(super) memory: Memory,
-    /// Whether it may copy from host memory to host memory, for which the driver's launch waits
+    /// True if it may copy from host memory to host memory, for which the driver's launch waits
     /// until all earlier work of its stream is done.
     pub(super) copies_on_host: bool,
 }

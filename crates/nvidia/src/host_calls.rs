@@ -207,7 +207,7 @@ impl<'d> Aside<'d> {
         }
     }
 
-    /// Whether the GPU's work may wait for the client: for the end of a host function, or for a
+    /// Returns whether work may wait for the client: for the end of a host function, or for a
     /// word of its memory.
     pub(super) fn may_wait_for_client(&self) -> bool {
         self.host_calls.is_outstanding() || self.host.is_any_mirrored()

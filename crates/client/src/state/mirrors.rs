@@ -23,9 +23,10 @@
 //! for those that were sent before. While it waits it does not hold `copying`: a copy that it waits
 //! for may itself wait for what another thread does after its next copy.
 //!
-//! Lock order: `naming`, a mirror's `opening`, `copying`, `open`, a mirror's `server_bytes`, the
-//! session's sender. A thread that holds `copying` shared takes the table of host memory and locks
-//! of the session, and waits for the link at most. None who holds these waits for `copying`.
+//! Lock order: `naming`, a mirror's `opening`, `copying`, `open`, `questions`, a mirror's
+//! `server_bytes`, the session's sender. A thread that holds `copying` shared takes the table of
+//! host memory and locks of the session, and waits for the link at most. None who holds these waits
+//! for `copying`.
 
 use std::{
     io,
@@ -47,17 +48,9 @@ use super::{
     controls::{Controls, within},
     host_memory::{HostMemory, HostRange, Writer},
     mirror::Mirror,
-    streams::Stream,
+    rest::Questions,
 };
-use crate::{
-    log,
-    session::{Group, MirrorCopy, Sink},
-};
-
-/// Most streams of which the server is asked when their work is done, and most waits between two
-/// such questions in vain.
-const QUESTIONS_MAX: usize = 8;
-const WAITS_BETWEEN_MAX: u64 = 4096;
+use crate::{log, session::MirrorCopy};
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
@@ -111,43 +104,7 @@ pub(crate) struct Mirrors {
     /// Streams whose last copy into a mirror did not come while a launch waited for it.
     doubts: Mutex<Doubts>,
     /// Questions for mirrors that may be closed when all work is done.
-    questions: Mutex<Questions>,
-}
-
-/// Questions when streams' work is done.
-#[derive(Default)]
-struct Questions {
-    /// Those without an answer so far: a stream, the number of its last work, and the answer.
-    open: Vec<(Arc<Stream>, u64, Arc<Group>)>,
-    /// Number of waits before which there are no others, and how many waits lie between.
-    next_at_wait: u64,
-    waits_between: u64,
-    /// Number of waits when the streams were looked at last.
-    looked_at_wait: u64,
-}
-
-impl Questions {
-    /// Notes what has been answered. Returns whether anything was.
-    fn take_answers(&mut self) -> bool {
-        let answered = self
-            .open
-            .extract_if(.., |(_, _, group)| group.is_complete());
-        let mut any = false;
-        for (stream, mark, group) in answered {
-            any = true;
-            // An error of the stream's work is told as the session's.
-            if group.take().is_ok() {
-                stream.progress.complete(mark);
-            }
-        }
-        any
-    }
-
-    /// Notes that questions are asked. If they do not help, the next ones come ever later.
-    fn be_patient(&mut self, waits: u64) {
-        self.waits_between = (self.waits_between * 2).clamp(1, WAITS_BETWEEN_MAX);
-        self.next_at_wait = waits + self.waits_between;
-    }
+    pub(super) questions: Mutex<Questions>,
 }
 
 #[derive(Default)]
@@ -805,59 +762,6 @@ impl Driver {
             self.close_in(open, &range)?;
         }
         Ok(())
-    }
-
-    /// Returns whether all work is known to be done. If not, asks the server when streams' work is,
-    /// and waits for no answer: a program may join streams by events, and never wait for them.
-    fn is_at_rest(&self, may_ask: bool, waits: u64) -> bool {
-        let session = &self.session.progress;
-        if session.is_idle() {
-            return true;
-        }
-        let mut questions = self.mirrors.questions.lock();
-        let is_answered = questions.take_answers();
-        let is_waited = std::mem::replace(&mut questions.looked_at_wait, waits) != waits;
-        let may_ask = may_ask && questions.open.is_empty() && waits >= questions.next_at_wait;
-        // Only waits and answers tell of work that is done.
-        if !is_answered && !is_waited && !may_ask {
-            return false;
-        }
-        let Some(busy) = self.streams.at_work(&self.contexts.handles(), session) else {
-            return false;
-        };
-        if busy.is_empty() {
-            questions.waits_between = 0;
-            return true;
-        }
-        if may_ask {
-            questions.be_patient(waits);
-            questions.open = self.ask_for_ends(busy);
-        }
-        false
-    }
-
-    /// Has the server tell when the work of streams is done. Of a default stream it is not asked,
-    /// since other streams would wait for the question; nor while one of the streams is captured.
-    fn ask_for_ends(&self, mut streams: Vec<Arc<Stream>>) -> Vec<(Arc<Stream>, u64, Arc<Group>)> {
-        streams.retain(|stream| stream.handle != 0);
-        let is_captured = |s: &Arc<Stream>| s.capture.load(Ordering::Acquire) != 0;
-        if streams.len() > QUESTIONS_MAX || streams.iter().any(is_captured) {
-            return Vec::new();
-        }
-        let ask = |stream: Arc<Stream>| {
-            let (mark, group) = (stream.progress.mark(), Group::watching(None));
-            let (slot, value) = group.word();
-            let fence = messages::FenceStream {
-                stream: stream.handle,
-                slot,
-                value,
-            };
-            let context = stream.context.0 as u64;
-            // If the session has ended, what is sent next notices it.
-            let asked = self.session.ask(context, &fence, &group, Sink::Group);
-            asked.ok().map(|()| (stream, mark, group))
-        };
-        streams.into_iter().map_while(ask).collect()
     }
 
     /// Sends the program's changes in `[from, to)`.

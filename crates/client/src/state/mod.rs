@@ -31,6 +31,7 @@ mod prepared;
 mod private_places;
 mod registered;
 mod resolved;
+mod rest;
 mod server;
 mod slots;
 mod staging;

@@ -45,7 +45,7 @@ pub(super) struct Worker {
     pub(super) offers: Offers,
 }
 
-/// Whether a worker's end is that of its client: in order, or in a driver call that nothing ended.
+/// Returns whether a worker ended with its client: in order, or in a driver call that never ends.
 pub(super) fn ends_with_client(status: ExitStatus) -> bool {
     matches!(status.code(), Some(0 | LEFT_HELD_UP_STATUS))
 }
