@@ -24,16 +24,22 @@ impl<T> HandleTable<T> {
 
     /// Binds a number that the client chose. A number already in use is the client's fault.
     pub fn insert(&mut self, id: u64, object: T) -> Result<(), Failure> {
+        self.try_insert(id, object).map_err(|(refused, _)| refused)
+    }
+
+    /// Binds a number as [`HandleTable::insert`] does, but returns the object of a number that is
+    /// refused.
+    pub fn try_insert(&mut self, id: u64, object: T) -> Result<(), (Failure, T)> {
         use outboard_api::CUresult;
         if self.objects.len() >= OBJECTS_MAX {
             let message = format!("more than {OBJECTS_MAX} objects of kind {}", self.kind);
-            return Err(Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, message));
+            let refused = Failure::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, message);
+            return Err((refused, object));
         }
         if self.objects.contains_key(&id) {
-            return Err(Failure::new(
-                CUresult::CUDA_ERROR_INVALID_HANDLE,
-                format!("{} {id:#x} exists already", self.kind),
-            ));
+            let message = format!("{} {id:#x} exists already", self.kind);
+            let refused = Failure::new(CUresult::CUDA_ERROR_INVALID_HANDLE, message);
+            return Err((refused, object));
         }
         self.objects.insert(id, object);
         Ok(())

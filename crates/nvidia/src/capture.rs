@@ -11,6 +11,16 @@ use super::{
     table::real,
 };
 
+/// A capture that a stream began and has not ended.
+pub(super) struct Begun {
+    /// Whether it adds to a graph that existed before.
+    adds: bool,
+    /// The driver's number of it, and the graph that it makes: the driver no longer tells them once
+    /// the capture has failed.
+    id: u64,
+    graph: real::Graph,
+}
+
 impl Nvidia {
     pub(super) fn capture_begin(
         &mut self,
@@ -34,7 +44,13 @@ impl Nvidia {
                 CU_STREAM_CAPTURE_MODE_RELAXED,
             )?;
         }
-        self.captures.insert(m.stream, m.graph != 0);
+        let capture = self.driver.capture(stream)?;
+        let begun = Begun {
+            adds: m.graph != 0,
+            id: capture.id,
+            graph: capture.graph,
+        };
+        self.captures.insert(m.stream, begun);
         Ok(())
     }
 
@@ -45,38 +61,41 @@ impl Nvidia {
     ) -> Result<messages::CaptureEndReply, Failure> {
         self.enter(cx)?;
         let stream = self.real_stream(m.stream)?;
-        let capture = self.driver.capture(stream);
-        let id = capture.as_ref().map(|capture| capture.id);
         let ended = self.driver.cuStreamEndCapture(stream);
         // In the stream that began it, a capture ends even with an error; in another it goes on.
-        let began = self.captures.remove(&m.stream);
-        let adds = began.unwrap_or(true);
-        let mut memory = Vec::new();
-        if let Ok(id) = id
-            && (began.is_some() || ended.is_ok())
-        {
-            memory = self.capture_memory.remove(&id).unwrap_or_default();
-        }
-        if !adds && !ended.is_ok_and(|graph| !graph.is_null()) {
-            // The client may have seen the graph during the capture; it no longer exists.
-            if let Ok((_, known)) = self.graphs.forget(m.graph) {
-                self.bury_memory(known);
-            }
-            if let Ok(capture) = &capture {
-                self.graphs.forget_captured(capture.graph);
-            }
-        }
+        let begun = self.captures.remove(&m.stream);
         let graph = match ended {
             Ok(graph) if !graph.is_null() => graph,
             _ => {
-                self.bury_memory(memory);
+                if let Some(begun) = begun {
+                    self.forget_capture(&begun);
+                }
                 ended?;
                 return Ok(messages::CaptureEndReply { produced: 0 });
             }
         };
         self.graphs.bind(m.graph, graph)?;
-        self.graphs.remember(graph, memory);
+        let memory = begun.and_then(|begun| self.capture_memory.remove(&begun.id));
+        self.graphs.remember(graph, memory.unwrap_or_default());
         Ok(messages::CaptureEndReply { produced: 1 })
+    }
+
+    /// Forgets a capture that has failed, or whose stream is gone. A graph that it made goes with
+    /// it; one that existed before keeps what was added.
+    pub(super) fn forget_capture(&mut self, begun: &Begun) {
+        let memory = self.capture_memory.remove(&begun.id).unwrap_or_default();
+        if begun.adds {
+            self.graphs.remember(begun.graph, memory);
+            return;
+        }
+        self.bury_memory(memory);
+        // The client may have seen the graph during the capture.
+        if let Some(id) = self.graphs.id_of(begun.graph)
+            && let Ok((_, known)) = self.graphs.forget(id)
+        {
+            self.bury_memory(known);
+        }
+        self.graphs.forget_captured(begun.graph);
     }
 
     pub(super) fn capture_info(

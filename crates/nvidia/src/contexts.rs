@@ -184,13 +184,25 @@ impl Nvidia {
             |array: &Array| matches!(array, Array::Whole(o) if Arc::ptr_eq(&o.hold, gone));
         let arrays = self.arrays.extract(is_gone);
         let mipmaps = self.mipmaps.extract(|o| Arc::ptr_eq(&o.hold, gone));
-        self.graphs.forget_context(gone);
+        let memory = self.graphs.forget_context(gone);
         self.settled.forget_context(gone.handle);
         self.forget_functions(m.context);
-        let objects = (arrays, mipmaps, context.hold);
+        let objects = (arrays, mipmaps, memory, context.hold);
         self.deferred_frees
             .push(Retired::Other(Box::new(objects)), None, marks);
+        self.forget_lost_captures();
         Ok(())
+    }
+
+    /// Forgets captures whose streams went with their context.
+    fn forget_lost_captures(&mut self) {
+        let streams = &self.streams;
+        let is_lost = |id: u64| id > STREAM_LEGACY && streams.get(id).is_err();
+        let lost = self.captures.extract_if(|id, _| is_lost(*id));
+        let lost: Vec<_> = lost.map(|(_, begun)| begun).collect();
+        for begun in lost {
+            self.forget_capture(&begun);
+        }
     }
 
     pub(super) fn fence_context(

@@ -283,9 +283,12 @@ impl Graphs {
         self.graphs.drain().for_each(std::mem::forget);
     }
 
-    pub(super) fn forget_context(&mut self, gone: &Arc<ContextHold>) {
-        self.execs
-            .retain(|exec| !Arc::ptr_eq(&exec.owned.hold, gone));
+    /// Drops the executable graphs of a context, and returns the memory that they read.
+    pub(super) fn forget_context(&mut self, gone: &Arc<ContextHold>) -> Memory {
+        let execs = self
+            .execs
+            .extract(|exec| Arc::ptr_eq(&exec.owned.hold, gone));
+        execs.into_iter().flat_map(|exec| exec.memory).collect()
     }
 }
 

@@ -224,9 +224,8 @@ struct Nvidia {
     recent_marks: Option<Marks>,
     /// Marks of destroyed streams, by the context whose fences must wait for them.
     orphans: Vec<(u64, Arc<owned::Mark>)>,
-    /// Streams with a capture begun and not ended, and whether it adds to a graph that existed
-    /// before.
-    captures: FxHashMap<u64, bool>,
+    /// Captures begun and not ended, by the stream that began each.
+    captures: FxHashMap<u64, capture::Begun>,
     /// Memory that captured copies read, by the capture's id.
     capture_memory: FxHashMap<u64, Vec<Arc<PinnedPart>>>,
     staging: Arc<Staging>,

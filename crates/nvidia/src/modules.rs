@@ -15,7 +15,7 @@ use outboard_wire::{
 use super::{
     Nvidia,
     calls::LaunchShape,
-    contents::framed,
+    contents::{Contents, framed},
     deferred_free::Retired,
     host_calls::{self, Aside},
     jit::{self, Options},
@@ -40,7 +40,7 @@ pub(super) struct Library {
     /// Addresses and lengths of all variables that it has asked for.
     pub(super) variables: Vec<(u64, u64)>,
     /// Kept because a compiler that compiles lazily may write to its logs later.
-    _options: Box<Options>,
+    options: Box<Options>,
 }
 
 impl Library {
@@ -101,15 +101,46 @@ impl Nvidia {
             Ok(handle) => handle,
             refused => return reply(jit::status(refused)?, &options, None),
         };
-        let owned = Owned::new(&self.base, handle, |driver, library| {
-            driver.cuLibraryUnload(library)
-        });
+        let mut library = Library {
+            owned: Owned::new(&self.base, handle, |driver, library| {
+                driver.cuLibraryUnload(library)
+            }),
+            kernels: Vec::new(),
+            may_print: contents.may_print,
+            managed_names: contents.managed.clone(),
+            managed: Vec::new(),
+            variables: Vec::new(),
+            options,
+        };
+        let answer = self.prepare(cx, current, &mut library, contents);
+        let is_loaded = matches!(&answer, Ok(answer) if answer.status == CUresult::CUDA_SUCCESS.0);
+        if !is_loaded {
+            self.retire_library(library);
+            return answer;
+        }
+        if let Err((refused, library)) = self.libraries.try_insert(m.library, library) {
+            self.retire_library(library);
+            return Err(refused);
+        }
+        answer
+    }
+
+    /// Lists a library's kernels, and loads its code if an error has to come now. Returns the
+    /// client's answer, whose status may be a refusal.
+    fn prepare(
+        &mut self,
+        cx: &mut Cx<'_>,
+        current: real::Context,
+        library: &mut Library,
+        contents: Contents,
+    ) -> Result<messages::LibraryLoadReply<'static>, Failure> {
+        let handle = library.owned.handle();
         if contents.load_now {
             let load = |driver: &Driver| driver.cuLibraryGetModule(handle);
             let (driver, device) = self.aside();
             let module = host_calls::aside(driver, current, device, cx.service, load);
             if module.is_err() {
-                return reply(jit::status(module)?, &options, None);
+                return reply(jit::status(module)?, &library.options, None);
             }
         }
         let mut card = contents.card;
@@ -117,20 +148,16 @@ impl Nvidia {
             card = enumerate(&self.driver, handle)?;
         }
         let kernels = card.kernels.iter().map(Kernel::new);
-        let kernels = kernels.collect::<Result<_, Failure>>()?;
-        let answer = reply(CUresult::CUDA_SUCCESS, &options, Some(&card))?;
+        library.kernels = kernels.collect::<Result<_, Failure>>()?;
         self.capture_output(contents.may_print)?;
-        let library = Library {
-            owned,
-            kernels,
-            may_print: contents.may_print,
-            managed_names: contents.managed,
-            managed: Vec::new(),
-            variables: Vec::new(),
-            _options: options,
-        };
-        self.libraries.insert(m.library, library)?;
-        Ok(answer)
+        reply(CUresult::CUDA_SUCCESS, &library.options, Some(&card))
+    }
+
+    /// Unloads a library once all work that there is now is done: the driver waits for it.
+    fn retire_library(&mut self, library: Library) {
+        let marks = self.busy_marks();
+        self.deferred_frees
+            .push(Retired::Other(Box::new(library)), None, marks);
     }
 
     /// Redirects the outputs that a module's kernels may write to.
@@ -154,9 +181,7 @@ impl Nvidia {
             self.host.forget_managed(*va);
         }
         self.release_variables();
-        let marks = self.busy_marks();
-        self.deferred_frees
-            .push(Retired::Other(Box::new(library)), None, marks);
+        self.retire_library(library);
         Ok(())
     }
 

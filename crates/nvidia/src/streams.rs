@@ -104,9 +104,12 @@ impl Nvidia {
         m: &messages::StreamDestroy,
     ) -> Result<(), Failure> {
         self.enter(cx)?;
+        let is_capturing = self.capturing(self.streams.get(m.stream)?.handle())?;
         let stream = self.streams.remove(m.stream)?;
-        self.captures.remove(&m.stream);
-        if stream.used && !self.capturing(stream.handle())? {
+        if let Some(begun) = self.captures.remove(&m.stream) {
+            self.forget_capture(&begun);
+        }
+        if stream.used && !is_capturing {
             // The driver finishes the stream's work, and a fence of the context must still wait for
             // that.
             let hold = stream.hold();

@@ -36,6 +36,7 @@ int fake_live(void) {
   return live_mappings + live_events + live_streams + live_contexts + live_pinned + live_registered + live_memory;
 }
 int fake_mappings(void) { return live_mappings; }
+int fake_pinned(void) { return live_pinned; }
 
 // What a test of a whole server sets: a number in a file of the folder that FAKE_DRIVER names.
 static long setting(const char *name, long otherwise) {
@@ -213,13 +214,17 @@ result cuStreamCreateWithPriority(uintptr_t *s, unsigned flags, int priority) {
   static atomic_int made;
   *s = current << 12 | (0x100 + ++made); live_streams++; return SUCCESS;
 }
-result cuStreamDestroy_v2(uintptr_t s) { live_streams--; return SUCCESS; }
+static int captured; /* Whether any stream captures. */
+static uintptr_t captures;
+result cuStreamDestroy_v2(uintptr_t s) {
+  if (s == captures) captured = 0;
+  live_streams--; return SUCCESS;
+}
 static atomic_int waits;
 int fake_waits(void) { return waits; }
 result cuStreamWaitEvent(uintptr_t s, event *e, unsigned flags) { waits++; return SUCCESS; }
 
 // Graphs without nodes: of interest is by which thread they are launched.
-static int captured; /* Whether any stream captures. */
 static atomic_int launched_aside;
 static pthread_t session;
 int fake_launched_aside(void) { return launched_aside; }
@@ -241,14 +246,19 @@ result cuGraphExecUpdate_v2(uintptr_t e, uintptr_t g, void *info) { memset(info,
 result cuGraphExecDestroy(uintptr_t e) { free((void *)e); return SUCCESS; }
 result cuGraphLaunch(uintptr_t e, uintptr_t s) { launched_aside += !pthread_equal(session, pthread_self()); return SUCCESS; }
 static uintptr_t graph_of_capture;
-result cuStreamBeginCapture_v2(uintptr_t s, int mode) { captured = 1; return object(&graph_of_capture); }
-result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = captured; return SUCCESS; }
-result cuStreamGetCaptureInfo_v3(uintptr_t s, int *status, uint64_t *id, uintptr_t *g, void *nodes, void *edges, size_t *n) {
-  *status = captured; *id = 1; *g = graph_of_capture; *n = 0;
-  return SUCCESS;
-}
 static int captures_fail;
 void fake_captures_fail(int on) { captures_fail = on; }
+result cuStreamBeginCapture_v2(uintptr_t s, int mode) { captured = 1; captures = s; return object(&graph_of_capture); }
+result cuStreamBeginCaptureToGraph(uintptr_t s, uintptr_t g, const void *after, const void *data, size_t count, int mode) {
+  captured = 1; captures = s; graph_of_capture = g;
+  return SUCCESS;
+}
+result cuStreamIsCapturing(uintptr_t s, int *capturing) { *capturing = captured; return SUCCESS; }
+result cuStreamGetCaptureInfo_v3(uintptr_t s, int *status, uint64_t *id, uintptr_t *g, void *nodes, void *edges, size_t *n) {
+  // Of a capture that has failed, only that is told.
+  *status = captures_fail ? 2 : captured; *id = captures_fail ? 0 : 1; *g = captures_fail ? 0 : graph_of_capture; *n = 0;
+  return SUCCESS;
+}
 result cuStreamEndCapture(uintptr_t s, uintptr_t *g) {
   captured = 0;
   if (captures_fail) return INVALID_VALUE;
@@ -297,13 +307,19 @@ result cuLaunchHostFunc(uintptr_t s, void (*function)(void *), void *data) {
   return SUCCESS;
 }
 
+static atomic_int live_libraries, modules_fail;
+int fake_libraries(void) { return live_libraries; }
+void fake_modules_fail(int on) { modules_fail = on; }
 result cuLibraryLoadData(uintptr_t *library, const void *image, int *jit, void **jv, unsigned n, int *options, void **v,
                          unsigned m) {
-  *library = 0x3000;
+  *library = 0x3000; live_libraries++;
   return SUCCESS;
 }
-result cuLibraryUnload(uintptr_t library) { return SUCCESS; }
-result cuLibraryGetModule(uintptr_t *module, uintptr_t library) { *module = 0x3001; return SUCCESS; }
+result cuLibraryUnload(uintptr_t library) { live_libraries--; return SUCCESS; }
+result cuLibraryGetModule(uintptr_t *module, uintptr_t library) {
+  *module = 0x3001;
+  return modules_fail ? OUT_OF_MEMORY : SUCCESS;
+}
 /* Loads the code, for which it waits until no stream is held up by a host function. */
 static uint64_t variables[2];
 result cuLibraryGetGlobal(uint64_t *address, size_t *len, uintptr_t library, const char *name) {

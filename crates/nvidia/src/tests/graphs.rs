@@ -243,15 +243,12 @@ fn memory_of_captured_copies_lives_as_long_as_what_reads_it() {
     }));
 }
 
-#[test]
-fn a_capture_that_fails_keeps_no_memory() {
-    let fake = Fake::build(&[]);
-    let mut graphs = Graphs::new(&fake);
-    let stream = 0;
+/// Begins a capture in a stream, of a copy whose data the graph keeps.
+fn begin_capture(graphs: &mut Graphs, stream: u64, graph: u64) {
     graphs.done(Request::CaptureBegin(messages::CaptureBegin {
         stream,
         mode: 2,
-        graph: 0,
+        graph,
         dependencies: &[],
         edges: &[],
     }));
@@ -262,9 +259,133 @@ fn a_capture_that_fails_keeps_no_memory() {
         data: b"data"[..].into(),
     }));
     assert_eq!(graphs.client.device.capture_memory.len(), 1);
+}
+
+/// Makes the client see the graph that a stream captures. Returns the graph's number.
+fn see_captured(graphs: &mut Graphs, stream: u64) -> u64 {
+    let graph = graphs.number();
+    let info = messages::CaptureInfo {
+        stream,
+        graph,
+        nodes_max: 0,
+        first_node: 20_000,
+    };
+    let info = graphs
+        .client
+        .with(|device, cx| device.capture_info(cx, &info));
+    assert_eq!(info.expect("told").graph, graph);
+    graph
+}
+
+#[test]
+fn a_capture_that_fails_keeps_no_memory() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let stream = 0;
+    begin_capture(&mut graphs, stream, 0);
+    let seen = see_captured(&mut graphs, stream);
     fake.ask("fake_captures_fail", 1);
     let graph = graphs.number();
     let end = messages::CaptureEnd { stream, graph };
     graphs.client.refused(Request::CaptureEnd(end));
     assert!(graphs.client.device.capture_memory.is_empty());
+    assert!(graphs.client.device.real_graph(seen).is_err());
+}
+
+#[test]
+fn a_graph_keeps_what_a_failed_capture_has_added_to_it() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let copy = graphs.copy(graphs.device);
+    let (graph, _) = graphs.graph(&copy);
+    begin_capture(&mut graphs, 0, graph);
+    fake.ask("fake_captures_fail", 1);
+    let end = messages::CaptureEnd { stream: 0, graph };
+    graphs.client.refused(Request::CaptureEnd(end));
+    let device = &graphs.client.device;
+    assert!(device.capture_memory.is_empty());
+    let graph = device.real_graph(graph).expect("there");
+    assert_eq!(device.graphs.memory_of(graph).len(), 1);
+}
+
+#[test]
+fn a_stream_that_goes_while_it_captures_keeps_no_memory() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let context = graphs.client.context;
+    graphs
+        .client
+        .done(Request::ContextCreate(messages::ContextCreate {
+            context: 0x30,
+            device: 0,
+            flags: 0,
+        }));
+    for goes_with_context in [false, true] {
+        graphs.client.context = 0x30;
+        let stream = graphs.number();
+        graphs.done(Request::StreamCreate(messages::StreamCreate {
+            stream,
+            flags: 1,
+            priority: 0,
+        }));
+        begin_capture(&mut graphs, stream, 0);
+        let seen = see_captured(&mut graphs, stream);
+        match goes_with_context {
+            false => graphs.done(Request::StreamDestroy(messages::StreamDestroy { stream })),
+            true => {
+                graphs.client.context = context;
+                let gone = messages::ContextDestroy { context: 0x30 };
+                graphs.done(Request::ContextDestroy(gone));
+            }
+        }
+        let device = &graphs.client.device;
+        assert!(device.captures.is_empty());
+        assert!(device.capture_memory.is_empty());
+        assert!(device.real_graph(seen).is_err());
+        assert!(device.orphans.is_empty(), "captured work does not run");
+    }
+}
+
+#[test]
+fn memory_of_a_destroyed_contexts_graphs_is_freed_once_the_device_is_idle() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let (context, device) = (graphs.client.context, graphs.device);
+    graphs
+        .client
+        .done(Request::ContextCreate(messages::ContextCreate {
+            context: 0x30,
+            device: 0,
+            flags: 0,
+        }));
+    graphs.client.context = 0x30;
+    let before = fake.ask("fake_pinned", 0);
+    let graph = graphs.capture(|graphs| {
+        graphs.done(Request::CopyIn(messages::CopyIn {
+            dst: device,
+            stream: 0,
+            sync: 0,
+            data: b"data"[..].into(),
+        }));
+    });
+    graphs.exec(graph);
+    graphs.done(Request::CuGraphDestroy(messages::CuGraphDestroy {
+        h_graph: graph,
+    }));
+    graphs.client.device.reap();
+    fake.ask("fake_hold", 1);
+    graphs.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+        dst_device: device,
+        uc: 1,
+        n: 1,
+        h_stream: 0,
+    }));
+    graphs.client.context = context;
+    let gone = messages::ContextDestroy { context: 0x30 };
+    graphs.done(Request::ContextDestroy(gone));
+    graphs.client.device.reap();
+    assert_eq!(fake.ask("fake_pinned", 0), before + 1);
+    fake.ask("fake_hold", 0);
+    graphs.client.device.reap();
+    assert_eq!(fake.ask("fake_pinned", 0), before);
 }

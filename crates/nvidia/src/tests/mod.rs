@@ -173,6 +173,26 @@ impl Client {
         self.send(request).err().expect("refused").status
     }
 
+    /// Loads a library of a kernel, a plain and a managed variable.
+    fn load(&mut self, library: u64) -> Result<messages::LibraryLoadReply<'static>, Failure> {
+        let image = b".version 8.0\n.target sm_80\n.address_size 64\n\
+            .visible .global .u64 plain;\n.visible .global .attribute(.managed) .u64 managed;\n\
+            .visible .entry kernel() { ret; }\n";
+        let (hash, len) = (*blake3::hash(image).as_bytes(), image.len() as u64);
+        self.images.put(&hash, 0, len, image).expect("taken");
+        self.with(|device, cx| {
+            device.library_load(
+                cx,
+                &messages::LibraryLoad {
+                    library,
+                    hash: &hash,
+                    len,
+                    options: &[],
+                },
+            )
+        })
+    }
+
     fn map(&mut self, offset: u64, len: u64) -> u64 {
         let va = self.base + offset;
         self.done(Request::MemMap(messages::MemMap { va, len }));
@@ -568,21 +588,41 @@ fn kernel_that_waits(client: &mut Client, va: u64) {
 /// A client with a library of a plain and a managed variable.
 fn client_with_variables(fake: &Fake) -> Client {
     let mut client = Client::new(fake);
-    let image = b".version 8.0\n.target sm_80\n.address_size 64\n\
-        .visible .global .u64 plain;\n.visible .global .attribute(.managed) .u64 managed;\n\
-        .visible .entry kernel() { ret; }\n";
-    let hash = *blake3::hash(image).as_bytes();
+    client.load(7).expect("loaded");
     client
-        .images
-        .put(&hash, 0, image.len() as u64, image)
-        .expect("taken");
-    client.done(Request::LibraryLoad(messages::LibraryLoad {
-        library: 7,
-        hash: &hash,
-        len: image.len() as u64,
-        options: &[],
-    }));
-    client
+}
+
+#[test]
+fn a_library_that_cannot_be_loaded_is_unloaded_once_the_device_is_idle() {
+    let fake = Fake::build(&[]);
+    let mut client = client_with_variables(&fake);
+    let va = client.map(0, 2 * MIB);
+    let unloads = |client: &mut Client, load: &dyn Fn(&mut Client)| {
+        fake.ask("fake_hold", 1);
+        client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
+            dst_device: va,
+            uc: 1,
+            n: 1,
+            h_stream: 0,
+        }));
+        load(client);
+        client.device.reap();
+        assert_eq!(fake.ask("fake_libraries", 0), 2);
+        fake.ask("fake_hold", 0);
+        client.device.reap();
+        assert_eq!(fake.ask("fake_libraries", 0), 1);
+    };
+    fake.ask("fake_modules_fail", 1);
+    unloads(&mut client, &|client| {
+        let reply = client.load(8).expect("answered");
+        assert_eq!(reply.status, CUresult::CUDA_ERROR_OUT_OF_MEMORY.0);
+    });
+    fake.ask("fake_modules_fail", 0);
+    // Its number is another's.
+    unloads(&mut client, &|client| {
+        let refused = client.load(7).expect_err("refused");
+        assert_eq!(refused.status, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    });
 }
 
 /// Asks for a variable while a stream waits for the client to run a host function.
