@@ -9,25 +9,30 @@ an emulated network, take short turns with one program after the other: first wi
 require --without-network` what it asks for, and when that has given its figure, at the figure, at half and at double.
 The turns without a network are no evidence for the figure. Machines that are shared have slow and fast moments, so:
 
-* an overhead is the median of the ratios of neighbouring turns, and stands with the interval that holds the median with
-  a probability of 90 %. Where the budget lies in that interval nothing is decided, and turns go on while there is time;
-* both processes have the same cores for the same threads, and the server has others;
+* an overhead is the median of the ratios of neighbouring turns, and stands with an interval for the median. Where the
+  budget lies in that interval nothing is decided, and turns go on while there is time;
+* whether it does is asked after certain numbers of pairs only, each time with an interval of 97 %: all these hold the
+  median with a probability of 90 %, where one that is looked at after each pair leaves it sooner or later;
+* both processes have the same cores for the same threads, and the server has others (`cores.py`);
+* turns follow each other in the same way over all networks, here and there in turns: after a turn of its own a process
+  is some per cent faster;
 * the first steps of a turn are not timed;
 * a program's time is as long as its pairs of turns are, so that all have about as many of them, and what is left at the
   end goes to those of which something is not decided;
 * a figure is for a step of a certain length. If the machine has become faster or slower by a tenth when the figure is
-  run, a figure for the step of that moment is asked for, and the turns begin again: what was run is kept as "moved".
+  run, everything begins again, with the turns without a network: what was run is kept as "moved". Whether it has is
+  seen by the local turns alone.
 
 A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`). `--through`
 records programs through the server as well, over a network without a round trip: such a recording (NAME.through.trace)
 has what each call took there, and how often the program really waited; `--through-network` adds such recordings over
-networks (NAME.through-10us.trace), which show what becomes longer with a round trip.
+networks (NAME.through-10us.trace), which show what becomes longer with a round trip (`recorded_pairs.py`). Beside them
+is what the client counted (NAME.through.stats.json).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -37,12 +42,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kept
 import machine
+from cores import Cores
 from process import Mode, Runner
 from requirement_cases import CASES
 from requirements import BUDGET, CHECK_GBPS, CHECKED, EXIT_FAILED, EXIT_NONE_MEETS, network_name
@@ -57,83 +62,42 @@ FORMAT_VERSION = 1
 ANSWERED = ("recording", "constants", "margin", "perfect", "rtt_max", "rtt_beyond")
 LIMIT = float(BUDGET.rstrip("%")) / 100
 CONFIDENCE = 0.9
+# Numbers of pairs after which it is asked whether something is decided, each time with such an interval, so that all of
+# them hold the median with CONFIDENCE.
+LOOKS = (8, 12, 16, 24, 32, 48, 64, 96, 128)
+LOOK_CONFIDENCE = 0.97
 # Processes that start at the same time.
 BATCH = 10
 ITERATIONS, UNTIMED = 10, 6
 ITERATIONS_OF_LONG, UNTIMED_OF_LONG = 5, 3
 WARM_UP_S = 0.15
-SETTLE = {"samples": 2, "budget_s": 0.01}
-TURN = {"samples": 20, "budget_s": 0.025}
+# Steps before those that are timed, and these. A step that is longer than that is timed at once.
+SETTLE = {"samples": 1, "budget_s": 0.01}
+TURN = {"samples": 20, "budget_s": 0.02}
+LONG_STEP_S = 0.03
 ROUNDS_MIN = 8
 # The turns without a network go on until their median has this standard deviation, or until they have had this part of
-# a program's time.
-NONE_ERROR = 0.0075
-NONE_PART = 0.4
-ROUNDS_MAX = 200
+# a program's time. Half of it would make a margin of 5 % smaller by half a per cent, and take four times as many.
+NONE_ERROR = 0.0125
+NONE_PART = 0.35
+ROUNDS_MAX = 128
 # The step may differ by this part from the one that a figure is for, by the median of so many rounds, or another figure
 # is asked for, so often at most.
 STEP_MOVED = 0.1
 ROUNDS_TO_MOVE = 6
 MOVES_MAX = 2
 # Time of a pair of turns beside that of its steps, and the steps in it.
-PAIR_S, STEPS_OF_PAIR = 0.1, 4
-# Less time than this is not worth preparing a program again.
+PAIR_S, STEPS_OF_PAIR, STEPS_OF_LONG_PAIR = 0.05, 5, 2
+# Less time than this is not worth preparing a program again, and no program is so often.
 GO_ON_S_MIN = 5.0
+GO_ON_MAX = 3
 # Sizes the rings as `outboard calibrate` has them.
 NETWORK_FIRST = "rtt=1ns,bandwidth=100Gbps"
 NO_NETWORK = f"rtt=1ns,bandwidth={CHECK_GBPS}Gbps"
-CORES_MIN = 12
 # Turns without a network among those of the figure show whether it is still what was measured.
 NONE, AGAIN, TWIN = "none", "none again", "twin"
 # Standard deviations between the bounds of an interval that holds the median with CONFIDENCE.
 INTERVAL_DEVIATIONS = 2 * 1.645
-
-
-class Cores:
-    """Cores of the program's first thread, of the one that computes gradients, of its others, and of the server; none
-    are given on machines with few."""
-
-    def __init__(self) -> None:
-        self.all = sorted(os.sched_getaffinity(0))
-        self.are_enough = len(self.all) >= CORES_MIN
-        self.first, self.gradients = {self.all[0]}, {self.all[0]}
-        self.others, self.server = set(self.all), set(self.all)
-        if self.are_enough:
-            self.first, self.gradients = {self.all[2]}, {self.all[4]}
-            self.others, self.server = {self.all[n] for n in (6, 8, 10)}, set(self.all[11:])
-
-    @contextlib.contextmanager
-    def of(self, cores: set[int]) -> Iterator[None]:
-        """Starts what it encloses on these cores."""
-        if self.are_enough:
-            os.sched_setaffinity(0, cores)
-        try:
-            yield
-        finally:
-            os.sched_setaffinity(0, self.all)
-
-    def place(self, player: Player) -> None:
-        """Gives each thread of a program its core."""
-        if not self.are_enough:
-            return
-        for pid in _group(player.process.pid):
-            with contextlib.suppress(OSError):
-                for thread in Path(f"/proc/{pid}/task").iterdir():
-                    name = (thread / "comm").read_text()
-                    is_first = thread.name == str(pid)
-                    its = self.first if is_first else self.gradients if "autograd" in name else self.others
-                    os.sched_setaffinity(int(thread.name), its)
-
-
-def _group(leader: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError):
-            # The name in brackets may have blanks.
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == leader:
-                found.append(int(stat.parent.name))
-    return found
 
 
 class Checks:
@@ -216,6 +180,9 @@ class Checks:
                 except StageError as error:
                     errors[case.name] = str(error)
                 whole.unlink(missing_ok=True)
+            counted = self.scratch / f"{self.group.name}-through-{case.name}.stats.json"
+            if through and counted.exists():
+                counted.replace(self.recording(case, through).with_suffix(".stats.json"))
         return errors
 
     def recording(self, case: Case, through: str = "") -> Path:
@@ -229,7 +196,7 @@ class Checks:
 
     def _prepared(self, player: Player, case: Case) -> None:
         player.answer(f"preparing {case.name}", RECORD_S_MAX)
-        self.cores.place(player)
+        self.cores.place(player.process.pid)
 
     def _recorded(self, player: Player, case: Case) -> None:
         iterations = ITERATIONS_OF_LONG if case.name in LONG else ITERATIONS
@@ -240,14 +207,15 @@ class Checks:
 
     def weight(self, case: Case) -> float:
         """Returns about how long a pair of turns takes, in seconds."""
-        return PAIR_S + STEPS_OF_PAIR * self.step_s.get(case.name, 0.0)
+        step_s = self.step_s.get(case.name, 0.0)
+        return PAIR_S + (STEPS_OF_PAIR if step_s < LONG_STEP_S else STEPS_OF_LONG_PAIR) * step_s
 
     def prepare(self, case: Case) -> None:
         for player in self.players.values():
             prepare(player, case)
         for player in self.players.values():
             player.answer(f"preparing {case.name}", RECORD_S_MAX)
-            self.cores.place(player)
+            self.cores.place(player.process.pid)
 
     def drop(self) -> None:
         for player in self.players.values():
@@ -256,24 +224,24 @@ class Checks:
 
     def check(self, case: Case, until: float) -> dict[str, Any]:
         """Runs a program at the round-trip time that it is said to bear, at half and at double."""
+        began = time.monotonic()
         self.prepare(case)
-        now = time.monotonic()
-        alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
-        step_ms = statistics.median(local for local, _ in alone)
-        known = (statistics.median(overheads(alone)), deviation(alone))
         moved: list[dict[str, Any]] = []
         while True:
+            now = time.monotonic()
+            alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
+            step_ms = statistics.median(local for local, _ in alone)
+            known = (statistics.median(overheads(alone)), deviation(alone))
             answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
             networks = asked_for(answer)
             networks |= {AGAIN: NO_NETWORK} if networks else {}
             networks |= {TWIN: TWIN} if self.options.twin else {}
             may_move = len(moved) < MOVES_MAX and time.monotonic() < until
             pairs = self.pairs(case, networks, until, step_ms if may_move else None)
-            its_ms = statistics.median(step_of(pairs) or [step_ms])
             if not may_move or not has_moved(pairs, step_ms):
                 break
-            moved.append({"step_ms": significant(step_ms), "checks": noted(networks, pairs)})
-            step_ms = its_ms
+            found = {"without_network": {"rounds_ms": alone}, "checks": noted(networks, pairs)}
+            moved.append({"step_ms": significant(step_ms)} | found)
         self.drop()
         return {
             "status": "ok",
@@ -283,6 +251,7 @@ class Checks:
             "without_network": answer["without_network"] | {"rounds_ms": alone},
             "moved": moved,
             "checks": noted(networks, pairs),
+            "took_s": round(time.monotonic() - began, 1),
         }
 
     def go_on(self, case: Case, entry: dict[str, Any], until: float) -> None:
@@ -323,14 +292,13 @@ class Checks:
                 if name != TWIN:
                     self.players[other].ask({"do": "network", "network": networks[name]})
                     self.players[other].answer("changing the network", 10)
-                order = ("local", other) if number % 2 == 0 else (other, "local")
-                times = {which: self.turn(which, case) for which in order}
-                pairs[name].append([significant(times["local"]), significant(times[other])])
+                pairs[name].append([significant(self.turn(which, case)) for which in ("local", other)])
         return pairs
 
     def turn(self, which: str, case: Case) -> float:
         player = self.players[which]
-        for extent in (SETTLE, TURN):
+        is_long = self.step_s.get(case.name, 0.0) >= LONG_STEP_S
+        for extent in (TURN,) if is_long else (SETTLE, TURN):
             player.ask({"do": "run", "calls": case.calls, "wait": case.wait, **extent})
             event = player.answer(f"running {case.name}", 60)
         return statistics.median(float(ms) for ms in event["ms"])
@@ -392,19 +360,28 @@ def prepare(player: Player, case: Case) -> None:
     player.ask({"do": "prepare", "module": case.module, "step": case.step, "warm_up": case.warm_up})
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Returns the numbers between which the median of what `ratios` are drawn from lies with CONFIDENCE, by the
-    binomial distribution; infinite if they are too few."""
-    ordered, count = sorted(ratios), len(ratios)
-    outside, rank = 0.0, 0
-    while rank < count // 2:
-        outside += 2 * math.comb(count, rank) / 2**count
-        if outside > 1 - CONFIDENCE:
+def rank(count: int, confidence: float) -> int:
+    """Returns the largest number of ordered draws on either side of an interval that holds their median with this
+    confidence, its own bound included, by the binomial distribution; 0 if they are too few."""
+    outside, found = 0.0, 0
+    while found < count // 2:
+        outside += 2 * math.comb(count, found) / 2**count
+        if outside > 1 - confidence:
             break
-        rank += 1
-    if rank == 0:
-        return -math.inf, math.inf
-    return ordered[rank - 1], ordered[count - rank]
+        found += 1
+    return found
+
+
+def interval(ratios: list[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Returns the numbers between which the median of what `ratios` are drawn from lies with this confidence; infinite
+    if they are too few."""
+    ordered, at = sorted(ratios), rank(len(ratios), confidence)
+    return (ordered[at - 1], ordered[-at]) if at else (-math.inf, math.inf)
+
+
+def at_look(pairs: list[list[float]]) -> list[list[float]]:
+    """Returns the pairs of the last look; none before the first."""
+    return pairs[: max((count for count in LOOKS if count <= len(pairs)), default=0)]
 
 
 def deviation(pairs: list[list[float]]) -> float:
@@ -417,19 +394,24 @@ def overheads(pairs: list[list[float]]) -> list[float]:
     return [there / here - 1 for here, there in pairs]
 
 
+def looked(pairs: list[list[float]]) -> tuple[float, float]:
+    """Returns the interval of the last look."""
+    return interval(overheads(at_look(pairs)), LOOK_CONFIDENCE)
+
+
 def verdict(pairs: list[list[float]]) -> str:
-    low, high = interval(overheads(pairs))
+    low, high = looked(pairs)
     return "keeps" if high <= LIMIT else "breaks" if low > LIMIT else "not decided"
 
 
 def is_open(name: str, pairs: list[list[float]]) -> bool:
     if name == NONE:
-        return deviation(pairs) > NONE_ERROR
+        return deviation(at_look(pairs)) > NONE_ERROR
     return name in CHECKED and verdict(pairs) == "not decided"
 
 
 def figures(pairs: list[list[float]]) -> dict[str, Any]:
-    low, high = interval(overheads(pairs))
+    low, high = looked(pairs)
     return {
         "rounds_ms": pairs,
         "step_ms": significant(statistics.median(local for local, _ in pairs)),
@@ -503,18 +485,20 @@ def record_through(checks: Checks, cases: list[Case]) -> None:
 
 def decide(checks: Checks, cases: list[Case], results: dict[str, Any], until: float) -> None:
     """Gives the time that is left to programs of which something is not decided."""
-    for number, case in enumerate(cases):
-        now = time.monotonic()
-        share = checks.weight(case) / sum(map(checks.weight, cases[number:]))
-        if (until - now) * share < GO_ON_S_MIN:
-            continue
-        entry = results["cases"][case.name]
-        try:
-            checks.go_on(case, entry, now + (until - now) * share)
-        except (PlayerError, PlayerSkip) as error:
-            print(f"{case.name} did not go on: {error}", flush=True)
-            checks.restart()
-        print(line(entry), flush=True)
+    for _ in range(GO_ON_MAX):
+        left = [case for case in cases if undecided(results["cases"][case.name])]
+        for number, case in enumerate(left):
+            now = time.monotonic()
+            if until - now < GO_ON_S_MIN:
+                return
+            share = checks.weight(case) / sum(map(checks.weight, left[number:]))
+            entry = results["cases"][case.name]
+            try:
+                checks.go_on(case, entry, now + max(GO_ON_S_MIN, (until - now) * share))
+            except (PlayerError, PlayerSkip) as error:
+                print(f"{case.name} did not go on: {error}", flush=True)
+                checks.restart()
+            print(line(entry), flush=True)
 
 
 def main() -> int:
@@ -531,9 +515,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="requirement-checks-") as scratch:
         checks = Checks(options, Path(scratch))
         try:
+            ran: list[Case] = []
             checks.open()
             checks.calibrate()
-            about = machine.describe(checks.outboard)
+            about = machine.describe(checks.outboard) | {"cores_given": checks.cores.described()}
             errors: dict[str, str] = {}
             for at in range(0, len(chosen), BATCH):
                 errors |= checks.record(chosen[at : at + BATCH])
@@ -552,12 +537,15 @@ def main() -> int:
                     entry["error"] = str(error)
                     checks.restart()
                 print(line(entry), flush=True)
-                results["cases"][case.name] = entry | {"machine": about}
+                # A verdict that was asked for again and again until it was the wanted one would be worth less.
+                attempts = results["cases"].get(case.name, {}).get("attempts", 0) + 1
+                results["cases"][case.name] = entry | {"machine": about, "attempts": attempts}
                 kept.write(options.out, results)
-            ran = [case for case in chosen if case.name in results["cases"]]
-            decide(checks, [case for case in ran if undecided(results["cases"][case.name])], results, until)
+                ran.append(case)
+            decide(checks, ran, results, until)
             kept.write(options.out, results)
-            print(totals([results["cases"][case.name] for case in ran]), flush=True)
+            untried = {"status": "no time"}
+            print(totals([results["cases"][case.name] if case in ran else untried for case in chosen]), flush=True)
         finally:
             checks.close()
     return 0 if all(entry["status"] == "ok" for entry in results["cases"].values()) else EXIT_FAILED

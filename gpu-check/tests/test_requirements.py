@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -12,7 +13,9 @@ from xml.etree import ElementTree
 import pytest
 from test_run import FAKES, assert_nothing_runs
 
+import cores
 import paper_plots
+import recorded_pairs
 import requirement_checks
 import requirements
 import requirements_page
@@ -249,9 +252,26 @@ def test_a_program_is_recorded_through_the_server(tmp_path):
         "fill_and_read.through-100us.trace",
         "fill_and_read.through.trace",
     ]
+    assert json.loads((tmp_path / "fill_and_read.through-100us.stats.json").read_text())
     # Longer steps have longer pairs.
     assert checks.weight(case("fill_and_read")) > checks.weight(case("never_recorded")) == requirement_checks.PAIR_S
     assert_nothing_runs()
+
+
+def test_turns_that_are_looked_at_several_times_err_no_more_often_than_the_interval_says():
+    """The budget is the median itself: each pair lies above it or not. `lasting` has the probability of each number of
+    pairs above it after which nothing was decided."""
+    lasting, before = {0: 1.0}, 0
+    for count in requirement_checks.LOOKS:
+        new, outer = count - before, requirement_checks.rank(count, requirement_checks.LOOK_CONFIDENCE)
+        after: dict[int, float] = {}
+        for above, probability in lasting.items():
+            for more in range(new + 1):
+                total = above + more
+                if outer <= total <= count - outer:
+                    after[total] = after.get(total, 0.0) + probability * math.comb(new, more) / 2**new
+        lasting, before = after, count
+    assert 0.08 < 1 - sum(lasting.values()) < 1 - requirement_checks.CONFIDENCE
 
 
 def test_a_budget_within_the_interval_of_the_median_is_not_decided():
@@ -260,9 +280,15 @@ def test_a_budget_within_the_interval_of_the_median_is_not_decided():
     assert requirement_checks.verdict([[1.0, 1.01]] * 8) == "keeps"
     assert requirement_checks.verdict([[1.0, 1.1]] * 8) == "breaks"
     assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 4) == "not decided"
+    # Between two looks nothing is decided anew.
+    assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 4 + [[1.0, 1.04]] * 3) == "not decided"
+    assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 2 + [[1.0, 1.04]] * 12) == "keeps"
     # Three turns decide nothing.
     assert requirement_checks.verdict([[1.0, 1.01]] * 3) == "not decided"
     assert requirement_checks.figures([[1.0, 1.01]] * 3)["interval"] is None
+
+
+NETWORK = "rtt=800us,bandwidth=100Gbps"
 
 
 class Steady(requirement_checks.Checks):
@@ -273,7 +299,8 @@ class Steady(requirement_checks.Checks):
         self.outboard, self.constants = ["outboard"], tmp_path / "constants.json"
         self.rtt_ms, self.networks = 0.0, []
         self.slower, self.step_s = 1.0, {}
-        self.cores = argparse.Namespace(place=lambda player: None)
+        self.cores = argparse.Namespace(place=lambda leader: None, described=dict)
+        self.process = argparse.Namespace(pid=0)
         self.players = {"local": self, "emulated": self}
 
     def ask(self, command):
@@ -332,11 +359,18 @@ def test_a_machine_that_has_become_slower_is_asked_for_another_figure(tmp_path, 
     monkeypatch.setattr(requirement_checks, "require", require)
     found = checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)
     assert steps == [10, 15] and found["step_ms"] == 15
-    # The first figure is no evidence: its double would have been kept.
+    # Neither the first figure nor the turns it was asked with are evidence: its double would have been kept.
     [moved] = found["moved"]
+    assert {local for local, _ in moved["without_network"]["rounds_ms"]} == {10}
+    assert {local for local, _ in found["without_network"]["rounds_ms"]} == {15}
     assert moved["step_ms"] == 10 and moved["checks"]["double"]["overhead"] < 0.05
     assert len(moved["checks"]["double"]["rounds_ms"]) == requirement_checks.ROUNDS_TO_MOVE
     assert [check["verdict"] for check in found["checks"].values()] == ["keeps", "keeps", "breaks", "keeps"]
+    # Turns here and there follow each other, whatever the network.
+    places: list[str] = []
+    monkeypatch.setattr(checks, "turn", lambda which, case: places.append(which) or 10.0)
+    checks.pairs(case("fill_and_read"), {"half": NETWORK, "at": NETWORK}, requirement_checks.time.monotonic())
+    assert places == ["local", "emulated"] * (2 * requirement_checks.ROUNDS_MIN)
     # One that never rests is run as it is in the end.
     checks.slower = 1.0
     turns = itertools.count()
@@ -346,7 +380,7 @@ def test_a_machine_that_has_become_slower_is_asked_for_another_figure(tmp_path, 
 
 def test_time_that_is_left_goes_to_what_is_not_decided(tmp_path, capsys):
     checks = Steady(tmp_path)
-    network = "rtt=800us,bandwidth=100Gbps"
+    network = NETWORK
     unsure = requirement_checks.figures([[10.0, 10.4], [10.0, 10.6]] * 4)
     entry = {"status": "ok", "title": "one", "step_ms": 10.0, "margin": {"margin": 0.05}, "moved": []}
     entry["checks"] = {"half": {"network": network, **requirement_checks.figures([[10.0, 9.0]] * 8)}}
@@ -394,6 +428,14 @@ def test_all_programs_have_their_turns_and_are_counted(tmp_path, capsys, monkeyp
         in capsys.readouterr().out
     )
     assert json.loads(out.read_text())["cases"]["no_such_step"]["error"] == "it hung"
+    # A program that had no time this time is not counted by what an earlier run found.
+    monkeypatch.setattr(requirement_checks, "Checks", lambda *asked: Whole(*asked))
+    monkeypatch.setattr(requirement_checks.sys, "argv", ["checks", *arguments, "--budget-s", "-1"])
+    requirement_checks.main()
+    assert "0 of 2 programs have a figure" in capsys.readouterr().out
+    monkeypatch.setattr(requirement_checks.sys, "argv", ["checks", *arguments])
+    requirement_checks.main()
+    assert json.loads(out.read_text())["cases"]["fill_and_read"]["attempts"] == 2
 
 
 def test_turns_without_a_network_go_on_until_their_median_is_known():
@@ -433,3 +475,63 @@ def test_programs_are_counted_by_what_their_figures_were_right_about():
     assert requirement_checks.totals(entries) == (
         "3 of 5 programs have a figure: half holds for 3, it holds for 2, double breaks for 2, all three for 1"
     )
+
+
+def test_threads_of_one_physical_core_are_not_both_given(tmp_path):
+    # Sixteen threads of eight cores, as firmware numbers them and as hypervisors do.
+    for pairs in ([{n, n + 8} for n in range(8)], [{2 * n, 2 * n + 1} for n in range(8)]):
+        found = cores.Cores({core: frozenset(pair) for pair in pairs for core in pair})
+        given = [found.first, found.gradients, *({core} for core in found.others), found.server]
+        touched = [{n for n, pair in enumerate(pairs) if pair & its} for its in given]
+        assert found.are_enough and sum(map(len, touched)) == len(set().union(*touched)) == 8
+        assert len(found.first) == len(found.gradients) == 1 and len(found.others) == 3 and len(found.server) == 6
+    alone = cores.Cores({core: frozenset({core}) for core in range(16)})
+    assert (alone.first, alone.gradients, alone.others) == ({2}, {4}, {6, 8, 10}) and alone.server == set(range(11, 16))
+    few = cores.Cores({core: frozenset({core}) for core in range(4)})
+    assert not few.are_enough and few.first == {0} and few.server == set(range(4))
+    for core, text in ((0, "0,2-3\n"), (2, "0,2-3"), (3, "?")):
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(text)
+    assert cores.siblings_of([0, 1, 2], tmp_path) == {0: frozenset({0, 2}), 1: frozenset({1}), 2: frozenset({0, 2})}
+    assert cores.siblings_of([3], tmp_path) == {3: frozenset({3})}
+
+
+def event(thread, name, start, end, kind="outstanding", pid=1):
+    return {"ph": "X", "pid": pid, "tid": thread, "name": name, "cat": kind, "ts": start, "dur": end - start}
+
+
+def iteration_at(start, wait_us, handoff_us):
+    """Events of an iteration: two launches, backward on another thread, and a wait."""
+    backward = start + 20 + handoff_us
+    mark = {"cat": "mark", "name": "iteration"}
+    return [
+        mark | {"ph": "b", "ts": start},
+        event(0, "launch", start + 1, start + 3),
+        event(0, "launch", start + 13, start + 15),
+        *(event(1, "launch", backward + 2 * n, backward + 2 * n + 1) for n in range(8)),
+        event(0, "wait", backward + 20, backward + 20 + wait_us, "synchronous"),
+        event(0, "read", backward + 27 + wait_us, backward + 28 + wait_us, "local"),
+        mark | {"ph": "e", "ts": backward + 30 + wait_us},
+    ]
+
+
+def test_recordings_of_a_program_are_compared_call_by_call_and_gap_by_gap(tmp_path, capsys, monkeypatch):
+    here = [*iteration_at(0, 5, 1), *iteration_at(100, 5, 1)]
+    # The GPU was timed in an iteration that took longer.
+    here += [*iteration_at(200, 50, 1), event(0, "kernel", 203, 204, "kernel", pid=100)]
+    through = iteration_at(0, 105, 31)
+    recorded = {"here.trace": here, "here.through.trace": through, "empty.trace": []}
+    monkeypatch.setattr(recorded_pairs, "events_of", lambda outboard, recording: recorded[recording.name])
+    found = recorded_pairs.medians(recorded_pairs.calls_of(here))
+    assert found["call launch"] == (10, 2 + 2 + 8) and found["call wait"] == (1, 5)
+    assert found["own code, thread 0"] == (1, 10) and found["own code, thread 1"] == (7, 7)
+    assert found["hand-off to thread 0"] == (1, 5) and found["after a wait, thread 0"] == (1, 7)
+    assert found["step"] == (1, 20 + 1 + 28 + 5 - 1)
+    names = ["here.trace", "here.through.trace"]
+    monkeypatch.setattr(recorded_pairs.sys, "argv", ["pairs", "--outboard", "outboard", *names])
+    assert recorded_pairs.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["step", "1", "x", "53.0", "1", "x", "183.0", "+130.0"]
+    assert lines[2].split() == ["call", "wait", "1", "x", "5.0", "1", "x", "105.0", "+100.0"]
+    monkeypatch.setattr(recorded_pairs.sys, "argv", ["pairs", "--outboard", "outboard", "empty.trace"])
+    assert recorded_pairs.main() == 1
