@@ -31,7 +31,7 @@ impl Retired {
     }
 }
 
-struct DeferredFree {
+pub(super) struct DeferredFree {
     since: Instant,
     /// `None` if freed during a capture, when nothing could be marked.
     marks: Option<Marks>,
@@ -107,10 +107,14 @@ impl DeferredFrees {
     }
 
     /// Takes out the objects that the GPU no longer uses and whose release waits for the device.
-    pub(super) fn take_waiting(&mut self) -> Vec<Retired> {
+    pub(super) fn take_waiting(&mut self) -> Vec<DeferredFree> {
         let is_taken = |free: &mut DeferredFree| free.retired.waits() && done(free.marks.as_ref());
-        let taken = self.frees.extract_if(.., is_taken);
-        taken.map(|free| free.retired).collect()
+        self.frees.extract_if(.., is_taken).collect()
+    }
+
+    /// Puts objects back that were taken out and not released.
+    pub(super) fn put_back(&mut self, taken: Vec<DeferredFree>) {
+        self.frees.extend(taken);
     }
 
     /// Takes back the mapping of exactly this range, with the marks that its next use must wait

@@ -281,6 +281,7 @@ impl Graphs {
     pub(super) fn abandon(&mut self) {
         self.execs.drain().for_each(std::mem::forget);
         self.graphs.drain().for_each(std::mem::forget);
+        std::mem::forget(std::mem::take(&mut self.memory));
     }
 
     /// Drops the executable graphs of a context, and returns the memory that they read.

@@ -30,8 +30,8 @@ use super::{
 
 /// Host functions submitted and not done, at most; a further one is refused.
 const OUTSTANDING_MAX: usize = 1 << 20;
-/// Status with which the process ends if its client has left a driver call that nothing ends.
-pub const LEFT_HELD_UP_STATUS: i32 = 3;
+/// Status with which the process ends if its session is over and a driver call does not return.
+pub const HELD_UP_STATUS: i32 = 3;
 
 /// State shared with the driver's callback threads.
 #[derive(Default)]
@@ -268,8 +268,8 @@ pub(super) fn aside<T: Send>(
     }
 }
 
-/// Makes a driver call on another thread, while this one goes on serving the client. If the client
-/// has left, its host functions count as done; a call that does not return then ends the process,
+/// Makes a driver call on another thread, while this one goes on serving the client. If the session
+/// is over, its host functions count as done; a call that does not return then ends the process,
 /// with a status of its own. No handlers of exits run: the driver's might wait for the call.
 pub(super) fn held_up<T: Send>(
     driver: &Driver,
@@ -279,18 +279,21 @@ pub(super) fn held_up<T: Send>(
     call: impl FnOnce(&Driver) -> Result<T, Refused> + Send,
 ) -> Result<T, Refused> {
     std::thread::scope(|scope| {
-        let held_up = scope.spawn(|| {
+        let held_up = std::thread::Builder::new().spawn_scoped(scope, || {
             driver.cuCtxSetCurrent(context)?;
             call(driver)
         });
+        let Ok(held_up) = held_up else {
+            return Err(Refused::without_thread());
+        };
         let mut alone_since = None;
         while !held_up.is_finished() {
             if !device.serve(service) {
                 let since = *alone_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_millis(REST_MS_MAX) {
-                    tracing::warn!("the client has left a driver call that nothing ends");
+                    tracing::warn!("the session is over, and a driver call does not return");
                     // SAFETY: ends the process, and returns to nothing here.
-                    unsafe { libc::_exit(LEFT_HELD_UP_STATUS) };
+                    unsafe { libc::_exit(HELD_UP_STATUS) };
                 }
             }
             std::thread::sleep(Duration::from_micros(ASIDE_US));

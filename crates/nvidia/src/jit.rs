@@ -279,8 +279,8 @@ impl Nvidia {
 pub(super) fn status<T>(answered: Result<T, Refused>) -> Result<CUresult, Failure> {
     match answered {
         Ok(_) => Ok(CUresult::CUDA_SUCCESS),
-        Err(refused) if refused.is_missing() => Err(refused.into()),
-        Err(refused) => Ok(refused.status),
+        Err(refused) if refused.is_answer() => Ok(refused.status),
+        Err(refused) => Err(refused.into()),
     }
 }
 

@@ -142,7 +142,7 @@ pub fn open(options: NvidiaOptions) -> Result<Box<dyn Device>, Failure> {
 }
 
 pub use self::{
-    host_calls::LEFT_HELD_UP_STATUS,
+    host_calls::HELD_UP_STATUS,
     mps::check as check_mps,
     nvml::{Monitor, is_named as is_management_named},
     nvml_events::{GpuError, GpuErrorKind, Watcher},
@@ -381,6 +381,7 @@ impl Nvidia {
         forget(take(&mut self.memory));
         forget(take(&mut self.host));
         forget(take(&mut self.capture_memory));
+        forget(take(&mut self.pools));
         self.graphs.abandon();
         self.contexts.drain().for_each(forget);
         self.allocations.drain().for_each(forget);

@@ -453,19 +453,20 @@ impl Nvidia {
     /// Releases deferred frees that the GPU no longer uses and for whose release the driver waits
     /// for the device.
     fn release_busy(&mut self, service: &mut Service<'_>) -> Result<(), Failure> {
-        let retired = self.deferred_frees.take_waiting();
+        let mut retired = self.deferred_frees.take_waiting();
         if retired.is_empty() {
             return Ok(());
         }
         let current = self.base.handle;
         let release = |_: &Driver| {
-            drop(retired);
+            retired.clear();
             Ok(())
         };
         let (driver, device) = self.aside();
-        Ok(host_calls::aside(
-            driver, current, device, service, release,
-        )?)
+        let released = host_calls::aside(driver, current, device, service, release);
+        // Without a thread for the wait nothing was released.
+        self.deferred_frees.put_back(retired);
+        Ok(released?)
     }
 
     /// Waits for the last work on memory that is to be used again, as the real `cuMemFree` does.

@@ -87,7 +87,17 @@ pub(super) fn symbol_address(library: &Library, symbol: &str) -> *mut c_void {
 pub(super) struct Refused {
     pub(super) symbol: &'static str,
     pub(super) status: CUresult,
-    missing: bool,
+    by: By,
+}
+
+/// Origin of a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Driver,
+    /// This driver lacks the function.
+    Missing,
+    /// The machine, which had no thread for a call that may wait.
+    Machine,
 }
 
 impl Refused {
@@ -95,7 +105,16 @@ impl Refused {
         Refused {
             symbol,
             status: CUresult::CUDA_ERROR_NOT_SUPPORTED,
-            missing: true,
+            by: By::Missing,
+        }
+    }
+
+    /// A call that was not made, for want of a thread that may wait in it.
+    pub(super) fn without_thread() -> Refused {
+        Refused {
+            symbol: "pthread_create",
+            status: CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            by: By::Machine,
         }
     }
 
@@ -106,23 +125,31 @@ impl Refused {
             status => Err(Refused {
                 symbol,
                 status,
-                missing: false,
+                by: By::Driver,
             }),
         }
     }
 
     /// Whether this driver lacks the function.
     pub(super) fn is_missing(&self) -> bool {
-        self.missing
+        self.by == By::Missing
+    }
+
+    /// Whether the driver itself answered.
+    pub(super) fn is_answer(&self) -> bool {
+        self.by == By::Driver
     }
 }
 
 impl From<Refused> for Failure {
     fn from(refused: Refused) -> Failure {
-        let message = if refused.missing {
-            format!("this driver has no {}", refused.symbol)
-        } else {
-            format!("{} answered {}", refused.symbol, refused.status)
+        let message = match refused.by {
+            By::Missing => format!("this driver has no {}", refused.symbol),
+            By::Driver => format!("{} answered {}", refused.symbol, refused.status),
+            By::Machine => format!(
+                "the server has no thread for a driver call that may wait ({} failed)",
+                refused.symbol
+            ),
         };
         Failure::new(refused.status, message)
     }

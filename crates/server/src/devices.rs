@@ -3,11 +3,16 @@
 use std::str::FromStr;
 
 use outboard_device::{Cx, Device, Failure};
-pub(crate) use outboard_nvidia::{GpuError, GpuErrorKind, LEFT_HELD_UP_STATUS};
+pub(crate) use outboard_nvidia::{GpuError, GpuErrorKind, HELD_UP_STATUS};
 use outboard_nvidia::{NvidiaOptions, Watcher};
 use outboard_soft::{BOARD_BYTES, Capability, Checks, SoftOptions, Watch};
 use outboard_wire::{doc, messages};
 use serde::{Deserialize, Serialize};
+
+/// Status of a worker that ended before its device was released.
+pub(crate) const UNRELEASED_STATUS: i32 = 4;
+/// Status of a worker that ended with its lease.
+pub(crate) const LEASE_OVER_STATUS: i32 = 5;
 
 /// Kinds of device that a server can offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,11 +28,13 @@ use outboard_wire::{
     limits::{DATA_CONNECTIONS_MAX, HEARTBEAT_CONNECTIONS_MAX, PEER_WAYS_MAX},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::low_level;
 use tracing::{debug, warn};
 
 use super::{
     admission::{Order, Report},
     control::Control,
+    devices::LEASE_OVER_STATUS,
     pool::now_ms,
     usage::UsageReports,
 };
@@ -134,14 +136,24 @@ impl Keeper {
         }
     }
 
+    /// Reports once how the session has ended, if its device is still held up: the process may end
+    /// in that call.
+    fn tell_early_end(&self, is_told: &mut bool) {
+        if let Some(end) = self.pulse.end().filter(|_| !*is_told) {
+            *is_told = self.control.send_if_room(&Report::Ended(end)).is_ok();
+        }
+    }
+
     /// Serves until the supervisor has gone and nobody asks any more.
     fn run(&self, mut usage: Option<UsageReports>) {
         let control = &self.control;
+        let mut is_end_told = false;
         let mut heartbeats: VecDeque<Stream> = VecDeque::new();
         let mut has_supervisor = true;
         while has_supervisor || !heartbeats.is_empty() {
             if let Some(usage) = usage.as_mut().filter(|_| has_supervisor) {
                 usage.look(&self.pulse, control);
+                self.tell_early_end(&mut is_end_told);
             }
             let limit = usage.as_ref().filter(|_| has_supervisor);
             let limit = limit.map(UsageReports::left);
@@ -183,7 +195,8 @@ impl Keeper {
         if left_ms == 0 || !has_supervisor {
             warn!("ends: its lease of the GPUs is over");
             let _ = self.control.send_if_room(&Report::Ended(SessionEnd::Lease));
-            std::process::exit(0);
+            // No handlers of exits run: a driver's might wait for a call that is under way.
+            low_level::exit(LEASE_OVER_STATUS);
         }
         Some(Duration::from_millis(left_ms))
     }

@@ -30,12 +30,13 @@ use outboard_wire::{
     handshake::{ClientHello, HandshakeError, Purpose, ServerWelcome},
     limits::HANDSHAKE_MS_MAX,
 };
+use signal_hook::low_level;
 use tracing::{debug, info, info_span, warn};
 
 use super::{
     admission::{Admission, Cache, Order, Report, Terms, Transport},
     control::Control,
-    devices::{self, DeviceOptions},
+    devices::{self, DeviceOptions, UNRELEASED_STATUS},
     encryption, exporter, inherit, inventory,
     keeper::Keeper,
     limits,
@@ -631,12 +632,7 @@ fn serve(
         (end, _) => warn!("ended after {seconds:.3} s, because {end}: {total}"),
     }
     report(&stats);
-    match end {
-        End::ClientLeft | End::Idle(_) => SessionEnd::Left,
-        End::Malformed { .. } => SessionEnd::Malformed,
-        End::Link(_) => SessionEnd::Link,
-        End::Memory(_) => SessionEnd::Worker,
-    }
+    end.counted()
 }
 
 fn report(stats: &MessageStats) {
@@ -653,16 +649,17 @@ fn part(link: Link) {
     let _ = receiver.recv(Wait::Until(until));
 }
 
-/// Releases the device within a time limit; after it the process exits, which releases the rest.
+/// Releases the device within a time limit; after it the process exits, which releases the rest. No
+/// handlers of exits run: a driver's might wait for the call that does not return.
 fn give_back(device: Box<dyn Device>) {
     let limit = thread::Builder::new().spawn(|| {
         thread::sleep(Duration::from_millis(limits::GIVE_BACK_MS_MAX));
         warn!("the device does not come to an end; the worker exits without it");
-        std::process::exit(0);
+        low_level::exit(UNRELEASED_STATUS);
     });
     if let Err(error) = limit {
         debug!(%error, "no thread for the time limit; the worker exits at once");
-        std::process::exit(0);
+        low_level::exit(UNRELEASED_STATUS);
     }
     drop(device);
 }

@@ -66,7 +66,7 @@ use outboard_api::CUresult;
 use outboard_budget::Exhausted;
 use outboard_device::{Device, Printed, images::ImageStore};
 use outboard_link::{GpuMemory, Link, Receiver, Wait, cores, data_connections_wanted};
-use outboard_wire::{DecodeError, handshake::Purpose, messages::HostCallNote};
+use outboard_wire::{DecodeError, doc::SessionEnd, handshake::Purpose, messages::HostCallNote};
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tracing::debug;
@@ -173,10 +173,7 @@ fn serve_within(
             break end;
         }
     };
-    if let Some(op) = end.told() {
-        // If the client cannot be told any more, the log still has the reason.
-        let _ = session.outbox.farewell(op, &end.to_string());
-    }
+    session.outbox.say_end(&end);
     if !session.waiting.is_empty() {
         let count = session.waiting.len();
         debug!(count, "answers that nobody waits for any more");
@@ -204,6 +201,16 @@ pub enum End {
 }
 
 impl End {
+    /// Returns the reason as the server counts it.
+    pub fn counted(&self) -> SessionEnd {
+        match self {
+            End::ClientLeft | End::Idle(_) => SessionEnd::Left,
+            End::Malformed { .. } => SessionEnd::Malformed,
+            End::Link(_) => SessionEnd::Link,
+            End::Memory(_) => SessionEnd::Worker,
+        }
+    }
+
     /// Returns the message of which the client is told that it ended the session, or 0 for none, if
     /// it is told.
     fn told(&self) -> Option<u16> {

@@ -156,7 +156,7 @@ impl Session<'_> {
     #[inline(always)]
     pub(super) fn serving<R>(&mut self, work: impl FnOnce(&mut Executor<'_>, Aids<'_>) -> R) -> R {
         let receiver = RefCell::new(&mut self.receiver);
-        let ended = &mut self.ended_aside;
+        let (ended, pulse) = (&mut self.ended_aside, self.pulse);
         let mut blocked = BlockedService {
             receiver: &receiver,
             outbox: &mut self.outbox,
@@ -173,7 +173,10 @@ impl Session<'_> {
             match turned {
                 Ok(()) => ended.is_none(),
                 Err(end) => {
-                    debug!(%end, "while a message was executed");
+                    if ended.is_none() {
+                        pulse.ends(&end);
+                        blocked.outbox.say_end(&end);
+                    }
                     ended.get_or_insert(end);
                     false
                 }

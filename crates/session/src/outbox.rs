@@ -13,7 +13,7 @@ use outboard_wire::{
     network::Network,
 };
 
-use super::{exposed::Source, limits, message_stats, waiting::Waiting};
+use super::{End, exposed::Source, limits, message_stats, waiting::Waiting};
 
 /// Whether a long reply was sent by the adapter.
 pub(super) enum Placed {
@@ -37,6 +37,8 @@ pub(super) struct Outbox {
     faults: FaultBudget,
     /// The adapter may still be reading device memory.
     is_reading: bool,
+    /// The client was told why the session ends.
+    has_said_end: bool,
 }
 
 impl Outbox {
@@ -46,6 +48,7 @@ impl Outbox {
             given: 0,
             faults: FaultBudget::default(),
             is_reading: false,
+            has_said_end: false,
         }
     }
 
@@ -234,7 +237,18 @@ impl Outbox {
     }
 
     /// Sends the last note to a client that broke the protocol.
-    pub(super) fn farewell(&mut self, op: u16, why: &str) -> Result<(), Error> {
+    /// Tells the client, once, why the session ends, if it is to know.
+    pub(super) fn say_end(&mut self, end: &End) {
+        if let Some(op) = end.told()
+            && !self.has_said_end
+        {
+            self.has_said_end = true;
+            // If the client cannot be told any more, the log still has the reason.
+            let _ = self.farewell(op, &end.to_string());
+        }
+    }
+
+    fn farewell(&mut self, op: u16, why: &str) -> Result<(), Error> {
         let why = format!("the server ends this session: {why}");
         let note = FaultNote {
             op,

@@ -1,9 +1,14 @@
 //! Facts about a session's thread that another thread of its process may read at any time.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering},
+};
 
-use outboard_wire::heartbeat::Activity;
+use outboard_wire::{doc::SessionEnd, heartbeat::Activity};
+use tracing::{debug, warn};
 
+use super::End;
 use super::message_stats::{self, Counters, MessageStats};
 
 /// Stands for no message in [`Pulse::awaited`].
@@ -17,6 +22,8 @@ pub struct Pulse {
     activity: AtomicU8,
     /// The message whose reply the thread sleeps for, until the GPU is done.
     awaited: AtomicU16,
+    /// Why the session is over, while the device is still held up in a call of its own.
+    end: OnceLock<SessionEnd>,
     pub(super) counters: Counters,
 }
 
@@ -26,6 +33,7 @@ impl Default for Pulse {
             messages: AtomicU64::new(0),
             activity: AtomicU8::new(Activity::Busy.number()),
             awaited: AtomicU16::new(NONE),
+            end: OnceLock::new(),
             counters: Counters::default(),
         }
     }
@@ -45,6 +53,22 @@ impl Pulse {
     pub fn awaited(&self) -> Option<&'static str> {
         let op = self.awaited.load(Ordering::Relaxed);
         (op != NONE).then(|| message_stats::name(op))
+    }
+
+    /// Returns why the session is over, if the device is still held up in a call of its own.
+    pub fn end(&self) -> Option<SessionEnd> {
+        self.end.get().copied()
+    }
+
+    /// Notes that the session is over while the device is held up in a call of its own, which may
+    /// end the process.
+    pub(super) fn ends(&self, end: &End) {
+        match end {
+            End::ClientLeft => debug!("{end} while a message was executed"),
+            _ => warn!("the session is over while a message is executed, because {end}"),
+        }
+        // The first reason stays.
+        let _ = self.end.set(end.counted());
     }
 
     /// Returns what the session has counted so far.

@@ -465,7 +465,7 @@ fn send<'a, M: Op<'a>>(sender: &mut Sender, message: &M) {
 }
 
 #[test]
-fn a_worker_whose_client_has_left_a_driver_call_is_named() {
+fn a_worker_whose_driver_call_does_not_return_is_named() {
     let fake = FakeDriver::build();
     fake.set("pools_refuse", 1);
     let server = fake.serve(&[]);
@@ -504,7 +504,21 @@ fn a_worker_whose_client_has_left_a_driver_call_is_named() {
     send(&mut sender, &copy);
     sender.flush().unwrap();
     drop((sender, receiver));
-    server.expect_log("ended in a driver call that its client has left");
+    server.expect_log("ended in a driver call that did not return");
     assert!(!is_alive(worker));
     assert!(!server.log().contains("ERROR"), "{}", server.log());
+}
+
+#[test]
+fn a_worker_whose_device_is_not_released_ends_and_is_named() {
+    let fake = FakeDriver::build();
+    let server = fake.serve(&[]);
+    let worker = server.ready_spare(1);
+    let (link, _) = session(&server.shm);
+    fake.set("stays", 1);
+    drop(link);
+    server.expect_log("ended before its device was released");
+    assert!(!is_alive(worker));
+    assert!(!server.log().contains("ERROR"), "{}", server.log());
+    fake.set("stays", 0);
 }

@@ -1,5 +1,7 @@
 //! Graphs that copy from host memory to host memory, whose launches wait.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use outboard_wire::doc::{self, BoxEnd, CopyBox, NodeWork};
 
 use super::*;
@@ -16,8 +18,9 @@ struct Graphs {
 
 impl Graphs {
     fn new(fake: &Fake) -> Graphs {
+        static NEXT: AtomicU64 = AtomicU64::new(0x5700_0000_0000);
         let mut client = Client::new(fake);
-        let host = 0x5700_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+        let host = NEXT.fetch_add(4096, Relaxed);
         client.done(Request::HostMap(messages::HostMap {
             va: host,
             len: 4096,
@@ -387,5 +390,25 @@ fn memory_of_a_destroyed_contexts_graphs_is_freed_once_the_device_is_idle() {
     assert_eq!(fake.ask("fake_pinned", 0), before + 1);
     fake.ask("fake_hold", 0);
     graphs.client.device.reap();
+    assert_eq!(fake.ask("fake_pinned", 0), before);
+}
+
+#[test]
+fn an_abandoned_session_frees_no_host_memory() {
+    let fake = Fake::build(&[]);
+    let mut graphs = Graphs::new(&fake);
+    let device = graphs.device;
+    // A graph without an executable one keeps the data of its copies too.
+    graphs.capture(|graphs| {
+        graphs.done(Request::CopyIn(messages::CopyIn {
+            dst: device,
+            stream: 0,
+            sync: 0,
+            data: b"data"[..].into(),
+        }));
+    });
+    let before = fake.ask("fake_pinned", 0);
+    graphs.client.device.abandon();
+    drop(graphs);
     assert_eq!(fake.ask("fake_pinned", 0), before);
 }

@@ -1,5 +1,7 @@
 //! Device and host memory: mapped, shared, freed and released.
 
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
 use super::*;
 
 #[test]
@@ -336,11 +338,10 @@ fn the_client_is_served_while_memory_that_is_mapped_again_is_in_use() {
     }
 }
 
-#[test]
-fn the_client_is_served_while_host_memory_is_unregistered() {
-    let fake = Fake::build(&[]);
-    let mut client = Client::new(&fake);
-    let (word, freed) = (map_mirror(&mut client, 0), map_mirror(&mut client, 8192));
+/// Frees a mirror that a kernel uses, and lets another kernel keep the device busy, which waits for
+/// the word of another mirror. Returns the word, and the freed mirror.
+fn freed_mirror(fake: &Fake, client: &mut Client) -> (u64, u64) {
+    let (word, freed) = (map_mirror(client, 0), map_mirror(client, 8192));
     fake.ask("fake_hold", 1);
     client.done(Request::CuMemsetD8Async(messages::CuMemsetD8Async {
         dst_device: freed,
@@ -349,15 +350,53 @@ fn the_client_is_served_while_host_memory_is_unregistered() {
         h_stream: 0,
     }));
     client.done(Request::HostUnmap(messages::HostUnmap { va: freed }));
-    // A kernel that came later does not use the freed memory, but keeps the device busy.
+    // A kernel that came later does not use the freed memory.
     fake.ask("fake_hold", 0);
-    kernel_that_waits(&mut client, word);
+    kernel_that_waits(client, word);
     let status = client.refused(mirror_at(freed));
     assert_eq!(status, CUresult::CUDA_ERROR_NOT_READY);
     std::thread::sleep(Duration::from_millis(60));
+    (word, freed)
+}
+
+#[test]
+fn the_client_is_served_while_host_memory_is_unregistered() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (word, freed) = freed_mirror(&fake, &mut client);
     client.send_served(mirror_at(freed), word).expect("mapped");
     drop(client);
     assert_eq!(fake.ask("fake_live", 0), 0);
+}
+
+/// Lets this thread make no others.
+fn refuse_threads() {
+    let rules = [libc::SYS_clone, libc::SYS_clone3].map(|call| (call, Vec::new()));
+    let refused = SeccompAction::Errno(libc::EAGAIN as u32);
+    let arch = std::env::consts::ARCH.try_into().expect("an architecture");
+    let filter = SeccompFilter::new(rules.into(), SeccompAction::Allow, refused, arch);
+    let filter: BpfProgram = filter.and_then(TryInto::try_into).expect("a filter");
+    seccompiler::apply_filter(&filter).expect("applied");
+}
+
+#[test]
+fn a_call_without_a_thread_that_may_wait_is_refused() {
+    let test = std::thread::spawn(|| {
+        let fake = Fake::build(&[]);
+        let mut client = Client::new(&fake);
+        let (word, freed) = freed_mirror(&fake, &mut client);
+        refuse_threads();
+        for _ in 0..2 {
+            let refused = client.send(mirror_at(freed)).err().expect("refused");
+            assert_eq!(refused.status, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            assert!(refused.message.contains("pthread_create"), "{refused}");
+        }
+        client.device.host.write(word, &[0]).expect("a mirror");
+        client.done(mirror_at(freed));
+        drop(client);
+        assert_eq!(fake.ask("fake_live", 0), 0);
+    });
+    test.join().expect("right");
 }
 
 #[test]

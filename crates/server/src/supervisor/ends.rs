@@ -9,7 +9,7 @@ use rustix::{
 };
 use tracing::{error, info, warn};
 
-use super::{Phase, Supervisor, Worker, worker::ends_with_client};
+use super::{Phase, Supervisor, Worker, worker::ends_with_session};
 use crate::limits;
 
 impl Supervisor {
@@ -45,7 +45,7 @@ impl Supervisor {
                 self.ended.truncate(limits::ENDED_KEYS_MAX - 1);
                 self.ended.push_front(key);
                 let end = match how {
-                    Ok(status) if ends_with_client(status) => SessionEnd::Left,
+                    Ok(status) if ends_with_session(status) => SessionEnd::Left,
                     _ => SessionEnd::Worker,
                 };
                 self.view.ended(worker.session, end);

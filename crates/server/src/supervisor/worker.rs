@@ -20,7 +20,7 @@ use crate::{
     admission::{Admission, Order, Transport},
     cgroup::Groups,
     control::Control,
-    devices::LEFT_HELD_UP_STATUS,
+    devices::{HELD_UP_STATUS, LEASE_OVER_STATUS, UNRELEASED_STATUS},
     inherit,
     peers::Offers,
 };
@@ -45,9 +45,13 @@ pub(super) struct Worker {
     pub(super) offers: Offers,
 }
 
-/// Returns whether a worker ended with its client: in order, or in a driver call that never ends.
-pub(super) fn ends_with_client(status: ExitStatus) -> bool {
-    matches!(status.code(), Some(0 | LEFT_HELD_UP_STATUS))
+/// Returns whether a worker ended with its session: in order, or in a driver call that does not
+/// return.
+pub(super) fn ends_with_session(status: ExitStatus) -> bool {
+    matches!(
+        status.code(),
+        Some(0 | HELD_UP_STATUS | UNRELEASED_STATUS | LEASE_OVER_STATUS)
+    )
 }
 
 pub(super) enum Phase {
@@ -191,7 +195,7 @@ impl Worker {
         };
         how.as_ref().is_ok_and(|status| match status.signal() {
             Some(signal) => is_session && !is_killed(signal),
-            None => is_session && !ends_with_client(*status),
+            None => is_session && !ends_with_session(*status),
         })
     }
 
@@ -209,8 +213,12 @@ impl Worker {
                 error!(session, %peer, "the worker was killed by {name} ({signal}){core}");
             }
             (None, Some(0)) => debug!(session, "ended"),
-            (None, Some(LEFT_HELD_UP_STATUS)) => {
-                warn!(session, %peer, "ended in a driver call that its client has left");
+            (None, Some(LEASE_OVER_STATUS)) => debug!(session, "ended with its lease"),
+            (None, Some(HELD_UP_STATUS)) => {
+                warn!(session, %peer, "ended in a driver call that did not return");
+            }
+            (None, Some(UNRELEASED_STATUS)) => {
+                warn!(session, %peer, "ended before its device was released");
             }
             (None, code) => error!(session, %peer, ?code, "the worker failed"),
         }

@@ -1,5 +1,7 @@
 //! Replies and their order.
 
+use std::net::Shutdown;
+
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
@@ -426,6 +428,39 @@ fn a_copy_to_the_device_that_is_held_up_waits_with_its_client_served() {
         assert_eq!(pages.va, 9);
         assert!(pages.data == data, "the data of {len} bytes");
         assert!(client.recv().is_answer_to(1));
+    }
+}
+
+#[test]
+fn why_a_session_is_over_is_known_while_the_device_is_held_up() {
+    let held_up = messages::CopyIn {
+        dst: 9,
+        stream: NEVER_DONE,
+        sync: 0,
+        data: b"data"[..].into(),
+    };
+    for (garbage, counted) in [(true, SessionEnd::Link), (false, SessionEnd::Left)] {
+        let (ours, theirs) = tcp_pair();
+        let mut raw = TcpStream::from(ours.try_clone().unwrap());
+        let mut client = Client::over(ours, theirs, Purpose::Session);
+        client.send(0, &held_up);
+        let called = client.recv();
+        assert!(matches!(called.note(), Note::HostCall(_)), "{called:?}");
+        assert_eq!(client.pulse.end(), None);
+        if garbage {
+            raw.write_all(&[0xff; 64]).unwrap();
+        } else {
+            raw.shutdown(Shutdown::Both).unwrap();
+        }
+        let start = Instant::now();
+        while client.pulse.end().is_none() && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(client.pulse.end(), Some(counted));
+        assert!(!client.server.is_finished(), "the call does not return");
+        client.board.is_let_go.store(true, SeqCst);
+        let (end, ..) = client.server.join().unwrap();
+        assert_eq!(end.counted(), counted, "{end}");
     }
 }
 

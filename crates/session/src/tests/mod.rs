@@ -43,6 +43,8 @@ use super::*;
 
 /// The stream in which a copy to the device is held up.
 const HELD_UP: u64 = 77;
+/// The stream in which a copy to the device is held up until the test lets it go.
+const NEVER_DONE: u64 = 78;
 const ROOM_BYTES_MAX: usize = 900_000;
 /// DataConnections that a session may have, whatever the machine.
 const DATA_CONNECTIONS: usize = 3;
@@ -63,6 +65,8 @@ struct Board {
     /// Number of host functions that the client has run.
     host_funcs_done: AtomicU64,
     awaits_host_calls: AtomicBool,
+    /// Whether a call ends that the client cannot end.
+    is_let_go: AtomicBool,
     /// Copies to the device whose data lay in memory that the device provided.
     placed: AtomicUsize,
     /// Host memory of the session, which adapters may use.
@@ -219,13 +223,18 @@ impl Device for Fake {
     }
 
     /// Hands the data back as pages that kernels wrote. In stream `HELD_UP` it first waits until
-    /// the client has run host function 42.
+    /// the client has run host function 42, in stream `NEVER_DONE` until the test lets it go.
     fn copy_in(&mut self, cx: &mut Cx<'_>, m: &messages::CopyIn<'_>) -> Result<(), Failure> {
-        if m.stream == HELD_UP {
+        if m.stream == HELD_UP || m.stream == NEVER_DONE {
             cx.has_service()?;
             self.host_calls.push((42, CUresult::CUDA_SUCCESS));
             let mut done = Vec::new();
-            while done.is_empty() && (cx.service)(self, &mut done) {
+            let mut is_there = true;
+            while match m.stream {
+                HELD_UP => done.is_empty() && is_there,
+                _ => !self.board.is_let_go.load(SeqCst),
+            } {
+                is_there = (cx.service)(self, &mut done);
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -372,6 +381,7 @@ struct Client {
     sender: Sender,
     receiver: Receiver,
     board: Arc<Board>,
+    pulse: Arc<Pulse>,
     contexts: mpsc::Receiver<u64>,
     server: JoinHandle<(End, MessageStats, Duration)>,
 }
@@ -382,6 +392,13 @@ struct Received {
     body: Vec<u8>,
 }
 
+fn tcp_pair() -> (OwnedFd, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    (ours.into(), theirs.into())
+}
+
 impl Client {
     fn shm() -> Client {
         let (a, b) = UnixStream::pair().unwrap();
@@ -389,10 +406,8 @@ impl Client {
     }
 
     fn tcp() -> Client {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (b, _) = listener.accept().unwrap();
-        Client::over(a.into(), b.into(), Purpose::Session)
+        let (ours, theirs) = tcp_pair();
+        Client::over(ours, theirs, Purpose::Session)
     }
 
     fn over(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose) -> Client {
@@ -416,6 +431,8 @@ impl Client {
         };
         let port = Port::listen();
         let source = Some(Arc::clone(&port) as Arc<dyn DataConnectionSource>);
+        let pulse = Arc::new(Pulse::default());
+        let its = Arc::clone(&pulse);
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
             let link = stream.into_link_server().unwrap();
@@ -426,7 +443,7 @@ impl Client {
                 ImageStore::new(None, "", Default::default()),
                 source,
                 bounds,
-                &Pulse::default(),
+                &its,
             );
             let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);
@@ -440,6 +457,7 @@ impl Client {
             sender,
             receiver,
             board,
+            pulse,
             contexts: seen,
             server,
         }
