@@ -19,9 +19,8 @@ The turns without a network are no evidence for the figure. Machines that are sh
 * the first steps of a turn are not timed;
 * a program's time is as long as its pairs of turns are, so that all have about as many of them, and what is left at the
   end goes to those of which something is not decided;
-* a figure is for a step of a certain length. If the machine has become faster or slower by a tenth when the figure is
-  run, everything begins again, with the turns without a network: what was run is kept as "moved". Whether it has is
-  seen by the local turns alone.
+* a figure is for a step of a certain length, and proportional to it. The machine becomes faster and slower, so a turn's
+  round trip is the figure's times the median of the last local turns, those before the pair's own, over that length.
 
 A third process, which is local too, shows what the same comparison makes of nothing at all (`--twin`). `--through`
 records programs through the server as well, over a network without a round trip: such a recording (NAME.through.trace)
@@ -42,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,8 @@ ROUNDS_MIN = 8
 NONE_ERROR = 0.0125
 NONE_PART = 0.35
 ROUNDS_MAX = 128
-# The step may differ by this part from the one that a figure is for, by the median of so many rounds, or another figure
-# is asked for, so often at most.
-STEP_MOVED = 0.1
-ROUNDS_TO_MOVE = 6
-MOVES_MAX = 2
+# Local turns before a pair whose median says how long a step takes now.
+RECENT = 5
 # Time of a pair of turns beside that of its steps, and the steps in it.
 PAIR_S, STEPS_OF_PAIR, STEPS_OF_LONG_PAIR = 0.05, 5, 2
 # Less time than this is not worth preparing a program again, and no program is so often.
@@ -113,6 +110,10 @@ class Checks:
         self.runner = Runner([sys.executable], self.outboard, scratch, options.log_dir, False)
         self.constants = scratch / "constants.json"
         self.players: dict[str, Player] = {}
+        # Times of a step in the last local turns of the program that was prepared.
+        self.recent_ms: deque[float] = deque(maxlen=RECENT)
+        # Round trips of its turns, by what they were to check.
+        self.rtts_us: dict[str, list[float]] = {}
         # About how long a recorded step took, by the program's name.
         self.step_s: dict[str, float] = {}
 
@@ -216,6 +217,8 @@ class Checks:
         for player in self.players.values():
             player.answer(f"preparing {case.name}", RECORD_S_MAX)
             self.cores.place(player.process.pid)
+        self.recent_ms.clear()
+        self.rtts_us.clear()
 
     def drop(self) -> None:
         for player in self.players.values():
@@ -226,22 +229,15 @@ class Checks:
         """Runs a program at the round-trip time that it is said to bear, at half and at double."""
         began = time.monotonic()
         self.prepare(case)
-        moved: list[dict[str, Any]] = []
-        while True:
-            now = time.monotonic()
-            alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
-            step_ms = statistics.median(local for local, _ in alone)
-            known = (statistics.median(overheads(alone)), deviation(alone))
-            answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
-            networks = asked_for(answer)
-            networks |= {AGAIN: NO_NETWORK} if networks else {}
-            networks |= {TWIN: TWIN} if self.options.twin else {}
-            may_move = len(moved) < MOVES_MAX and time.monotonic() < until
-            pairs = self.pairs(case, networks, until, step_ms if may_move else None)
-            if not may_move or not has_moved(pairs, step_ms):
-                break
-            found = {"without_network": {"rounds_ms": alone}, "checks": noted(networks, pairs)}
-            moved.append({"step_ms": significant(step_ms)} | found)
+        now = time.monotonic()
+        alone = self.pairs(case, {NONE: NO_NETWORK}, now + NONE_PART * (until - now))[NONE]
+        step_ms = statistics.median(local for local, _ in alone)
+        known = (statistics.median(overheads(alone)), deviation(alone))
+        answer = require(self.outboard, self.recording(case), self.constants, step_ms, known)
+        networks = asked_for(answer)
+        networks |= {AGAIN: NO_NETWORK} if networks else {}
+        networks |= {TWIN: TWIN} if self.options.twin else {}
+        pairs = self.pairs(case, networks, until, step_ms)
         self.drop()
         return {
             "status": "ok",
@@ -249,22 +245,20 @@ class Checks:
             "step_ms": significant(step_ms),
             **{name: answer[name] for name in ANSWERED},
             "without_network": answer["without_network"] | {"rounds_ms": alone},
-            "moved": moved,
-            "checks": noted(networks, pairs),
+            "checks": self.noted(networks, pairs),
             "took_s": round(time.monotonic() - began, 1),
         }
 
     def go_on(self, case: Case, entry: dict[str, Any], until: float) -> None:
-        """Adds turns to what is not decided of a program, while its step is the one that its figure is for."""
+        """Adds turns to what is not decided of a program."""
         checks = entry["checks"]
         left = {name: checks[name]["network"] for name in undecided(entry)}
         self.prepare(case)
         so_far = {name: checks[name]["rounds_ms"] for name in left}
         pairs = self.pairs(case, left, until, entry["step_ms"], so_far)
         self.drop()
-        new = {name: pairs[name][len(so_far[name]) :] for name in left}
-        if not has_moved(new, entry["step_ms"]):
-            checks |= noted(left, pairs)
+        earlier = {name: checks[name].get("rtts_us", []) for name in left}
+        checks |= self.noted(left, pairs, earlier)
 
     def pairs(
         self,
@@ -275,25 +269,47 @@ class Checks:
         so_far: dict[str, list[list[float]]] | None = None,
     ) -> dict[str, list[list[float]]]:
         """Returns, for each network, the times of a step in neighbouring turns, local and remote, those `so_far` first.
-        With `step_ms` it ends when the local step is no longer that."""
+        Round trips to be checked are those for a step of `step_ms`."""
         before = so_far or {}
         pairs = {name: list(before.get(name, [])) for name in networks}
+        while step_ms is not None and len(self.recent_ms) < RECENT:
+            self.recent_ms.append(self.turn("local", case))
         for number in range(ROUNDS_MAX):
             # Of those without a verdict the shares of time are larger.
             left = [name for name in networks if len(pairs[name]) < ROUNDS_MIN or is_open(name, pairs[name])]
             if not left or (number >= (1 if before else ROUNDS_MIN) and time.monotonic() > until):
                 break
-            new = {name: pairs[name][len(before.get(name, [])) :] for name in networks}
-            if step_ms is not None and has_moved(new, step_ms):
-                break
             shift = number % len(left)
             for name in left[shift:] + left[:shift]:
                 other = TWIN if name == TWIN else "emulated"
                 if name != TWIN:
-                    self.players[other].ask({"do": "network", "network": networks[name]})
-                    self.players[other].answer("changing the network", 10)
-                pairs[name].append([significant(self.turn(which, case)) for which in ("local", other)])
+                    self.change(name, networks[name], step_ms)
+                here, there = (significant(self.turn(which, case)) for which in ("local", other))
+                self.recent_ms.append(here)
+                pairs[name].append([here, there])
         return pairs
+
+    def change(self, name: str, network: str, step_ms: float | None) -> None:
+        """Changes the network, to that for the step of the last local turns if a figure for a step of `step_ms` is to
+        be checked."""
+        if name in CHECKED and step_ms is not None:
+            its_us = round(rtt_us(network) * statistics.median(self.recent_ms) / step_ms, 3)
+            self.rtts_us.setdefault(name, []).append(its_us)
+            network = network_name(its_us, CHECK_GBPS)
+        self.players["emulated"].ask({"do": "network", "network": network})
+        self.players["emulated"].answer("changing the network", 10)
+
+    def noted(
+        self,
+        networks: dict[str, str],
+        pairs: dict[str, list[list[float]]],
+        earlier_us: dict[str, list[float]] | None = None,
+    ) -> dict[str, Any]:
+        """Returns what was found over each network, and the round trips of its pairs after those of earlier ones."""
+        found: dict[str, Any] = {name: {"network": networks[name], **figures(pairs[name])} for name in networks}
+        for name, its_us in self.rtts_us.items():
+            found[name]["rtts_us"] = (earlier_us or {}).get(name, []) + its_us
+        return found
 
     def turn(self, which: str, case: Case) -> float:
         player = self.players[which]
@@ -313,26 +329,15 @@ def asked_for(answer: dict[str, Any]) -> dict[str, str]:
     return {name: network_name(round(rtt_us * by, 3), CHECK_GBPS) for name, by in CHECKED.items()}
 
 
+def rtt_us(network: str) -> float:
+    """Returns the round trip of a network at which a figure is run."""
+    return float(network.partition(",")[0].removeprefix("rtt=").removesuffix("us"))
+
+
 def undecided(entry: dict[str, Any]) -> list[str]:
     """Returns the networks of a program for which turns should go on."""
     checks = entry.get("checks", {})
     return [name for name, check in checks.items() if is_open(name, check["rounds_ms"])]
-
-
-def noted(networks: dict[str, str], pairs: dict[str, list[list[float]]]) -> dict[str, Any]:
-    return {name: {"network": networks[name], **figures(pairs[name])} for name in networks}
-
-
-def step_of(pairs: dict[str, list[list[float]]]) -> list[float]:
-    """Returns the times of the local steps."""
-    return [local for of_one in pairs.values() for local, _ in of_one]
-
-
-def has_moved(pairs: dict[str, list[list[float]]], step_ms: float) -> bool:
-    """Returns true if the local step of these turns is another than the one a figure was for."""
-    steps = step_of(pairs)
-    enough = ROUNDS_TO_MOVE * len(pairs)
-    return len(steps) >= max(1, enough) and abs(statistics.median(steps) / step_ms - 1) > STEP_MOVED
 
 
 def require(
@@ -422,7 +427,7 @@ def figures(pairs: list[list[float]]) -> dict[str, Any]:
 
 
 def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
-    """Adds to each check the overhead that the model gives for its network, and for the step of its turns."""
+    """Adds to each check the overhead that the model gives for its network and the step that the figure is for."""
     for name, entry in results["cases"].items():
         recording = Path(options.recordings) / f"{name}.trace"
         if entry["status"] != "ok" or not recording.exists():
@@ -435,8 +440,7 @@ def predicted(results: dict[str, Any], options: argparse.Namespace) -> None:
             for check in entry["checks"].values():
                 if check["network"] == TWIN:
                     continue
-                check["step_ms"] = significant(statistics.median(local for local, _ in check["rounds_ms"]))
-                asked = (recording, Path(constants.name), check["step_ms"], known, check["network"])
+                asked = (recording, Path(constants.name), entry["step_ms"], known, check["network"])
                 overhead = require([str(options.outboard)], *asked)["at_overhead"]["simulated"]
                 check["predicted"] = significant(overhead)
                 check["error"] = significant((1 + overhead) / (1 + check["overhead"]) - 1)
@@ -452,8 +456,6 @@ def line(entry: dict[str, Any]) -> str:
         )
         text += f" ({len(known['rounds_ms'])} pairs)"
     text += f"  margin {entry['margin']['margin']:.1%}"
-    if entry.get("moved"):
-        text += f"  asked again {len(entry['moved'])}"
     for name, check in entry["checks"].items():
         low, high = check["interval"] or (math.nan, math.nan)
         text += f"  {name} {check['overhead']:+.1%} [{low:+.1%}, {high:+.1%}]"

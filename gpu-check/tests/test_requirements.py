@@ -1,7 +1,7 @@
 """Predictions held against emulated networks: the arithmetic with made-up answers, the whole with the real program."""
 
 import argparse
-import itertools
+import collections
 import json
 import math
 import os
@@ -298,6 +298,7 @@ class Steady(requirement_checks.Checks):
         self.options = argparse.Namespace(twin=False, recordings=tmp_path)
         self.outboard, self.constants = ["outboard"], tmp_path / "constants.json"
         self.rtt_ms, self.networks = 0.0, []
+        self.recent_ms, self.rtts_us = collections.deque(maxlen=requirement_checks.RECENT), {}
         self.slower, self.step_s = 1.0, {}
         self.cores = argparse.Namespace(place=lambda leader: None, described=dict)
         self.process = argparse.Namespace(pid=0)
@@ -345,44 +346,43 @@ def test_a_program_is_measured_without_a_network_before_its_figure_is_asked_for(
         ("none again", "keeps"),
     ]
     assert found["checks"]["none again"]["overhead"] == pytest.approx(-0.1)
-    assert found["moved"] == []
+    assert "rtts_us" not in found["checks"]["none again"]
 
 
-def test_a_machine_that_has_become_slower_is_asked_for_another_figure(tmp_path, monkeypatch):
-    checks, steps = Steady(tmp_path), []
+def test_a_round_trip_follows_the_step_of_a_machine_that_becomes_slower(tmp_path, monkeypatch):
+    checks = Steady(tmp_path)
 
     def require(outboard, recording, constants, step_ms, known):
-        steps.append(step_ms)
         checks.slower = 1.5
         return answered(step_ms, known)
 
     monkeypatch.setattr(requirement_checks, "require", require)
     found = checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)
-    assert steps == [10, 15] and found["step_ms"] == 15
-    # Neither the first figure nor the turns it was asked with are evidence: its double would have been kept.
-    [moved] = found["moved"]
-    assert {local for local, _ in moved["without_network"]["rounds_ms"]} == {10}
-    assert {local for local, _ in found["without_network"]["rounds_ms"]} == {15}
-    assert moved["step_ms"] == 10 and moved["checks"]["double"]["overhead"] < 0.05
-    assert len(moved["checks"]["double"]["rounds_ms"]) == requirement_checks.ROUNDS_TO_MOVE
+    assert found["step_ms"] == 10 and found["checks"]["at"]["network"] == "rtt=800us,bandwidth=100Gbps"
+    # It is half as long again for a step that is, after some turns; double of the first one would have been kept.
+    assert found["checks"]["at"]["rtts_us"] == [800] + [1200] * 7
+    assert found["checks"]["double"]["rtts_us"] == [1600] + [2400] * 11
     assert [check["verdict"] for check in found["checks"].values()] == ["keeps", "keeps", "breaks", "keeps"]
-    # Turns here and there follow each other, whatever the network.
-    places: list[str] = []
+    # A pair's own local turn has no part in its round trip, and one slow turn none in any.
+    monkeypatch.setattr(checks, "recent_ms", collections.deque([10.0] * 5, maxlen=5))
+    checks.rtts_us, turns = {}, iter([10.0, 9.0, 30.0, 9.0] + [10.0, 9.0] * 20)
+    monkeypatch.setattr(checks, "turn", lambda which, case: next(turns))
+    checks.pairs(case("fill_and_read"), {"at": NETWORK}, requirement_checks.time.monotonic(), 10.0)
+    assert checks.rtts_us == {"at": [800] * requirement_checks.ROUNDS_MIN}
+
+
+def test_turns_here_and_there_follow_each_other_over_all_networks(tmp_path, monkeypatch):
+    checks, places = Steady(tmp_path), []
     monkeypatch.setattr(checks, "turn", lambda which, case: places.append(which) or 10.0)
     checks.pairs(case("fill_and_read"), {"half": NETWORK, "at": NETWORK}, requirement_checks.time.monotonic())
     assert places == ["local", "emulated"] * (2 * requirement_checks.ROUNDS_MIN)
-    # One that never rests is run as it is in the end.
-    checks.slower = 1.0
-    turns = itertools.count()
-    monkeypatch.setattr(checks, "turn", lambda which, case: 1.01 ** next(turns))
-    assert len(checks.check(case("fill_and_read"), requirement_checks.time.monotonic() + 60)["moved"]) == 2
 
 
 def test_time_that_is_left_goes_to_what_is_not_decided(tmp_path, capsys):
     checks = Steady(tmp_path)
-    network = NETWORK
+    network = "rtt=400us,bandwidth=100Gbps"
     unsure = requirement_checks.figures([[10.0, 10.4], [10.0, 10.6]] * 4)
-    entry = {"status": "ok", "title": "one", "step_ms": 10.0, "margin": {"margin": 0.05}, "moved": []}
+    entry = {"status": "ok", "title": "one", "step_ms": 10.0, "margin": {"margin": 0.05}}
     entry["checks"] = {"half": {"network": network, **requirement_checks.figures([[10.0, 9.0]] * 8)}}
     entry["checks"]["at"] = {"network": network, **unsure}
     assert requirement_checks.undecided(entry) == ["at"]
@@ -392,11 +392,13 @@ def test_time_that_is_left_goes_to_what_is_not_decided(tmp_path, capsys):
     requirement_checks.decide(checks, [ran], results, requirement_checks.time.monotonic() + 60)
     assert entry["checks"]["at"]["verdict"] == "keeps" and len(entry["checks"]["at"]["rounds_ms"]) > 8
     assert len(entry["checks"]["half"]["rounds_ms"]) == 8
-    # On a machine that is slower now, turns are no evidence for a figure of before.
+    # On a machine that is slower now, turns have a longer round trip.
+    more = len(entry["checks"]["at"]["rounds_ms"]) - 8
+    assert entry["checks"]["at"]["rtts_us"] == [400] * more
     entry["checks"]["at"] |= unsure
     checks.slower = 1.5
     requirement_checks.decide(checks, [ran], results, requirement_checks.time.monotonic() + 60)
-    assert entry["checks"]["at"]["rounds_ms"] == unsure["rounds_ms"]
+    assert entry["checks"]["at"]["rtts_us"] == [400] * more + [600] * more
 
 
 def test_all_programs_have_their_turns_and_are_counted(tmp_path, capsys, monkeypatch):
