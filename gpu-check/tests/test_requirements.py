@@ -283,6 +283,9 @@ def test_a_budget_within_the_interval_of_the_median_is_not_decided():
     # Between two looks nothing is decided anew.
     assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 4 + [[1.0, 1.04]] * 3) == "not decided"
     assert requirement_checks.verdict([[1.0, 1.04], [1.0, 1.06]] * 2 + [[1.0, 1.04]] * 12) == "keeps"
+    # After the last look no more turns are worth their time.
+    unsure = [[1.0, 1.04], [1.0, 1.06]]
+    assert requirement_checks.is_open("at", unsure * 63) and not requirement_checks.is_open("at", unsure * 64)
     # Three turns decide nothing.
     assert requirement_checks.verdict([[1.0, 1.01]] * 3) == "not decided"
     assert requirement_checks.figures([[1.0, 1.01]] * 3)["interval"] is None
