@@ -37,15 +37,32 @@ pub(super) fn restaged(
     device.copy_out(&mut cx, &m)
 }
 
+/// Treatment of data for which there is no room on its way to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WithoutRoom {
+    /// It is left, with all that becomes ready after it, and the client is served meanwhile.
+    Leave,
+    /// It is waited for: something must reach the client after it.
+    Wait,
+}
+
+/// Returns whether a reply can be sent at once.
+pub(super) fn has_room(entry: &Waiting, data_connections: &DataConnections) -> bool {
+    !(entry.gives_data() && entry.on_data_connection) || data_connections.have_room()
+}
+
 /// Sends the replies that are ready.
 pub(super) fn send_answers(
     waiting: &mut WaitingList,
     outbox: &mut Outbox,
     data_connections: &DataConnections,
     stats: &Counters,
+    without_room: WithoutRoom,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
-    for (entry, result) in waiting.take_ready(now) {
+    let may_go =
+        |entry: &Waiting| without_room == WithoutRoom::Wait || has_room(entry, data_connections);
+    for (entry, result) in waiting.take_ready(now, may_go) {
         stats.waited(entry.op, now - entry.since);
         let Some(entry) = answer_for_peer(entry, &result, outbox, stats)? else {
             continue;

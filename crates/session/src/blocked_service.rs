@@ -14,7 +14,7 @@ use outboard_wire::{
 
 use super::{
     End, WaitingList,
-    answers::send_answers,
+    answers::{WithoutRoom, send_answers},
     data_connections::DataConnections,
     limits,
     message_stats::Counters,
@@ -60,6 +60,13 @@ impl Early {
         self.frames.push_back(frame.to_vec());
     }
 
+    /// Gives a message back that is to be taken first, in two parts if its data lies elsewhere.
+    pub(super) fn push_first(&mut self, head: &[u8], data: &[u8]) {
+        let frame = [head, data].concat();
+        self.bytes += frame.len() + FRAME_COSTS_BYTES;
+        self.frames.push_front(frame);
+    }
+
     pub(super) fn pop(&mut self) -> Option<Vec<u8>> {
         let frame = self.frames.pop_front()?;
         self.bytes -= frame.len() + FRAME_COSTS_BYTES;
@@ -86,7 +93,9 @@ impl BlockedService<'_, '_> {
             })?;
         }
         if is_ready {
-            send_answers(self.waiting, self.outbox, self.data_connections, self.stats)?;
+            // A host function may read what was copied out before it.
+            let (connections, wait) = (self.data_connections, WithoutRoom::Wait);
+            send_answers(self.waiting, self.outbox, connections, self.stats, wait)?;
         }
         for (call, status) in self.host_calls.drain(..) {
             let status = status.0;

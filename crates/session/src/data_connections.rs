@@ -262,6 +262,12 @@ impl DataConnections {
         }
     }
 
+    /// Returns whether [`give`](Self::give) would not wait.
+    pub(super) fn have_room(&self) -> bool {
+        let state = self.shared.lock();
+        !state.is_open() || state.answers_bytes < DATA_REPLIES_BYTES_MAX
+    }
+
     /// Queues a reply for the data connections, or returns it if there are none. Waits while many
     /// bytes are queued: the client always goes on reading its data connections.
     pub(super) fn give(&self, answer: Answer) -> Option<Answer> {

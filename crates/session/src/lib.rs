@@ -1,4 +1,4 @@
-//! One client's session: executes its messages strictly in order, replies when the device is done,
+//! One client's session: executes its messages in order, replies when the device is done,
 //! and sends the device's notes.
 //!
 //! One thread does all of it and never blocks on the GPU. Work that takes time is a
@@ -23,11 +23,16 @@
 //! # When too much is waiting
 //!
 //! Above [`WAITING_MAX`](limits::WAITING_MAX) pending replies or
-//! [`WAITING_BYTES_MAX`](limits::WAITING_BYTES_MAX) of their data, no message is received until a
-//! reply is sent. So a client that copies out faster than the link carries cannot fill the server's
-//! memory. But the work may itself need a message that has yet to come: the end of a host function,
-//! or a value that a stream waits for. So after [`STALL_MS_MAX`](limits::STALL_MS_MAX) without a
-//! reply, messages are received again, up to hard limits above which a message fails.
+//! [`WAITING_BYTES_MAX`](limits::WAITING_BYTES_MAX) of their data, none is added until a reply is
+//! sent. So a client that copies out faster than the link carries cannot fill the server's memory.
+//! Copies from the device are held then, and copies to the device in other streams go before them:
+//! no program can tell (`held.rs`). Any other message waits. But the work may itself need a message
+//! that has yet to come: the end of a host function, or a value that a stream waits for. So after
+//! [`STALL_MS_MAX`](limits::STALL_MS_MAX) without a reply, messages are executed again, up to hard
+//! limits above which a message fails.
+//!
+//! Nor does the session wait for room on the data connections: what is ready for them is sent once
+//! there is some, and what becomes ready later follows it.
 
 mod answers;
 mod blocked_service;
@@ -39,6 +44,7 @@ mod exposed;
 mod foresight;
 mod grants;
 pub mod handshake;
+mod held;
 pub mod limits;
 mod message;
 mod message_stats;
@@ -65,19 +71,20 @@ use std::{
 use outboard_api::CUresult;
 use outboard_budget::Exhausted;
 use outboard_device::{Device, Printed, images::ImageStore};
-use outboard_link::{GpuMemory, Link, Receiver, Wait, cores, data_connections_wanted};
+use outboard_link::{GpuMemory, Link, LinkKind, Receiver, Wait, cores, data_connections_wanted};
 use outboard_wire::{DecodeError, doc::SessionEnd, handshake::Purpose, messages::HostCallNote};
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tracing::debug;
 
-use answers::send_answers;
+use answers::{WithoutRoom, has_room, send_answers};
 use blocked_service::Early;
 use data_connections::DataConnections;
 use executor::Executor;
 use exposed::Exposed;
 use foresight::{Awaited, Foresight};
 use grants::Grants;
+use held::Held;
 use message_stats::Counters;
 pub use message_stats::MessageStats;
 use net::Net;
@@ -135,7 +142,7 @@ fn serve_within(
     let for_net = source.clone().filter(|_| purpose == Purpose::Session);
     let net = Net::new(for_net, || device.expose(GpuMemory::Auto));
     let source = source.filter(|_| link.data_connections().is_some());
-    let attachment = link.attachment().cloned();
+    let (attachment, carrier) = (link.attachment().cloned(), link.carrier());
     for helper in link.copy_helpers() {
         let started = thread::Builder::new().name("outboard-copy".into());
         if let Err(error) = started.spawn(move || helper.run()) {
@@ -164,6 +171,7 @@ fn serve_within(
         printed: Printed::default(),
         host_calls: Vec::new(),
         early: Early::default(),
+        held: Held::new(carrier == LinkKind::Rdma),
         ended_aside: None,
         idle_max: bounds.idle_max,
         pulse,
@@ -254,6 +262,8 @@ struct Session<'d> {
     host_calls: Vec<(u64, CUresult)>,
     /// Messages received while another was executed.
     early: Early,
+    /// Messages received before those, which others may pass.
+    held: Held,
     /// Why the session ended while the device was held up in a call of its own.
     ended_aside: Option<End>,
     /// Longest time without a message while no reply is due.
@@ -266,14 +276,14 @@ impl Session<'_> {
     fn turn(&mut self) -> Result<(), End> {
         let mut is_idle = true;
         let admission = self.waiting.admission(Instant::now());
-        if admission != Admission::Stalled {
+        if self.may_take(admission) {
             for _ in 0..limits::MESSAGES_PER_TURN_MAX {
                 if self.waiting.has_sources(None) {
                     // A copy whose mark is reached can be read by the adapter now, before the next
                     // message would make it an ordinary copy.
                     self.answer_ready()?;
                 }
-                if !self.take_message(Wait::Poll)? {
+                if !self.take_message(Wait::Poll, admission)? {
                     self.looked_at = None;
                     self.foresee();
                     break;
@@ -305,12 +315,12 @@ impl Session<'_> {
             _ => None,
         };
         let wait = idle_until.map_or(wait, |(until, _)| Wait::Until(until));
-        match (admission, wait) {
+        match (self.may_take(admission), wait) {
             (_, Wait::Poll) => self.look_again()?,
-            (Admission::Open, wait) => {
+            (true, wait) => {
                 self.looked_at = None;
                 self.pulse.awaits(self.waiting.oldest());
-                let took = self.take_message(wait);
+                let took = self.take_message(wait, admission);
                 self.pulse.awaits(None);
                 match (took?, idle_until) {
                     (true, _) => self.poll_policy.worked(),
@@ -320,15 +330,20 @@ impl Session<'_> {
                     (false, _) => {}
                 }
             }
-            (Admission::Stalled, Wait::Until(until)) => {
+            (false, Wait::Until(until)) => {
                 self.pulse.awaits(self.waiting.oldest());
                 thread::sleep(until.saturating_duration_since(Instant::now()));
                 self.pulse.awaits(None);
             }
             // Not reached: a stalled session has pending replies, and so a bounded wait.
-            (Admission::Stalled, Wait::Forever) => {}
+            (false, Wait::Forever) => {}
         }
         Ok(())
+    }
+
+    /// Returns whether a message may be received, if only to see whether it may be executed.
+    fn may_take(&self, admission: Admission) -> bool {
+        admission == Admission::Open || self.held.may_receive()
     }
 
     /// Prepares for the next wait of the client, if it does as it did before.
@@ -339,6 +354,7 @@ impl Session<'_> {
         // The fence first: the GPU is at work meanwhile.
         if let Awaited::Fence(fence) = awaited
             && self.waiting.is_empty()
+            && self.held.is_empty()
             && self.foresight.has_room()
         {
             let fence = self.executor.fence_early(fence);
@@ -360,10 +376,20 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Sends the replies that the device has finished.
+    /// Sends the replies that the device has finished, as far as there is room for them.
     fn answer_ready(&mut self) -> Result<bool, End> {
+        self.answer_ready_or(WithoutRoom::Leave)
+    }
+
+    fn answer_ready_or(&mut self, without_room: WithoutRoom) -> Result<bool, End> {
         self.outbox.drop_read_owners();
         if !self.waiting.poll() {
+            return Ok(false);
+        }
+        if without_room == WithoutRoom::Leave
+            && let Some(first) = self.waiting.held_back()
+            && !has_room(first, &self.data_connections)
+        {
             return Ok(false);
         }
         self.outbox.send_held_faults()?;
@@ -374,6 +400,7 @@ impl Session<'_> {
             &mut self.outbox,
             &self.data_connections,
             self.stats,
+            without_room,
         )?;
         self.outbox.flush()?;
         Ok(true)
@@ -402,7 +429,7 @@ impl Session<'_> {
         // A host function may read what was copied out, printed or written before it. Copies may
         // have become ready since the last poll; those after the function cannot be, because the
         // function is not done.
-        self.answer_ready()?;
+        self.answer_ready_or(WithoutRoom::Wait)?;
         self.send_printed(false)?;
         self.send_host_pages()?;
         for (call, status) in self.host_calls.drain(..) {

@@ -5,11 +5,13 @@ use outboard_wire::{frame::HEADER_BYTES, limits::FRAME_BYTES_MAX};
 /// Messages executed before the pending replies are polled again.
 pub const MESSAGES_PER_TURN_MAX: usize = 16;
 
-/// Pending replies, and bytes of their data, above which no message is received until one is sent.
+/// Pending replies, and bytes of their data, above which none is added until one is sent.
 pub const WAITING_MAX: usize = 1_024;
 pub const WAITING_BYTES_MAX: u64 = 64 << 20;
-/// How long no message is received in that state without a reply being sent.
+/// How long no message is executed in that state without a reply being sent.
 pub const STALL_MS_MAX: u64 = 100;
+/// Messages that are held in that state at most, while others go before them: those of 1 GiB.
+pub const HELD_MAX: usize = 1_024;
 /// Limits above which a message that would wait fails instead.
 pub const WAITING_HARD_MAX: usize = 65_536;
 pub const WAITING_HARD_BYTES_MAX: u64 = 4 << 30;

@@ -19,14 +19,15 @@ use tracing::{Level, debug, enabled, trace};
 
 use super::{
     End, Pulse, Session,
-    blocked_service::BlockedService,
+    blocked_service::{BlockedService, Early},
     execute::{self, Executed},
     executor::{Aids, Executor, unshrinkable},
     foresight::Awaited,
+    held::{Held, Turn},
     limits, message_stats,
     net::{self, NetMessage},
     peers::{self, PeerMessage},
-    waiting::{Queue, ToPeer, Waiting, WaitingList},
+    waiting::{Admission, Queue, ToPeer, Waiting, WaitingList},
 };
 
 /// A message that the session itself executes, without the device.
@@ -39,22 +40,24 @@ enum OwnMessage {
 }
 
 impl Session<'_> {
-    /// Executes the next message, if there is one.
-    pub(super) fn take_message(&mut self, wait: Wait) -> Result<bool, End> {
-        // Messages that came while another was executed go first.
-        let early = self.early.pop();
-        let (frame, placed) = match &early {
-            Some(frame) => (&frame[..], None),
-            None => match received(&mut self.receiver, &mut self.executor, self.pulse, wait)? {
-                Some(received) => received,
-                None => return Ok(false),
-            },
+    /// Executes the next message, if there is one, or holds it back if too much is waiting.
+    pub(super) fn take_message(&mut self, wait: Wait, admission: Admission) -> Result<bool, End> {
+        let early = self.received_before(admission);
+        let next = (early.as_deref(), &mut self.receiver);
+        let Some((frame, placed)) = received(next, &mut self.executor, self.pulse, wait)? else {
+            return Ok(false);
         };
         self.pulse.takes_message();
         // Messages that follow each other at once share one look at the clock.
         let start = self.looked_at.take().unwrap_or_else(Instant::now);
         let mut r = Reader::split(frame, data_of(placed.as_ref()));
         let (header, call) = header_and_call(&mut r)?;
+        if admission == Admission::Stalled {
+            let kept = (&mut self.held, &mut self.early, self.waiting.len());
+            if let Some(is_next) = kept_back(&header, &r, (frame, placed.as_ref()), kept) {
+                return Ok(is_next);
+            }
+        }
         self.executor.of_call(call);
         if messages::is_fence(header.op) {
             // The client may see its value before its reply, and must have all faults by then.
@@ -88,8 +91,7 @@ impl Session<'_> {
             }
             _ => (frame, placed.clone(), r),
         };
-        let frame_len = HEADER_BYTES + r.left();
-        let is_long = frame.len() >= PLACED_BYTES_MIN;
+        let (frame_len, is_long) = (HEADER_BYTES + r.left(), frame.len() >= PLACED_BYTES_MIN);
         self.executor.reply.clear();
         let awaited = Awaited::of(header.op, header.context, &r);
         let foreseen = self.foresight.next(awaited);
@@ -107,8 +109,17 @@ impl Session<'_> {
         };
         let end = self.note_done(&header, &executed, frame_len, start);
         self.settle(header, executed, end)?;
-        self.grant(is_long && messages::takes_data(header.op))?;
-        Ok(true)
+        self.grant(is_long && takes_data).map(|()| true)
+    }
+
+    /// Returns the next message of those that were received earlier: ones that were held, if they
+    /// may be executed now, then ones that came while another was executed.
+    fn received_before(&mut self, admission: Admission) -> Option<Vec<u8>> {
+        let held = match admission {
+            Admission::Open => self.held.pop(),
+            Admission::Stalled => None,
+        };
+        held.or_else(|| self.early.pop())
     }
 
     /// Executes one of the session's own messages.
@@ -296,14 +307,40 @@ impl Session<'_> {
 /// A received frame, and the memory of its data, if that is another.
 type Received<'a> = (&'a [u8], Option<Placed>);
 
-/// Receives the next frame. Data of a copy to the device goes where the device copies from.
+/// Keeps a message that came, as its frame and the memory of its data, while too much is waiting.
+/// Returns whether the next one may be looked at, and `None` for a message that is executed now.
+#[cold]
+fn kept_back(
+    header: &RequestHeader,
+    body: &Reader<'_>,
+    (frame, placed): (&[u8], Option<&Placed>),
+    (held, early, waiting): (&mut Held, &mut Early, usize),
+) -> Option<bool> {
+    match held.turn_of(header, body, waiting) {
+        Turn::Now => None,
+        Turn::Held(stream) => {
+            held.push(frame, stream);
+            Some(true)
+        }
+        Turn::Barred => {
+            early.push_first(frame, data_of(placed).here().unwrap_or_default());
+            Some(false)
+        }
+    }
+}
+
+/// Returns the next frame: the one that came early, or one that is received. Data of a copy to the
+/// device goes where the device copies from.
 #[inline(always)]
 fn received<'a>(
-    receiver: &'a mut Receiver,
+    (early, receiver): (Option<&'a [u8]>, &'a mut Receiver),
     executor: &mut Executor<'_>,
     pulse: &Pulse,
     wait: Wait,
 ) -> Result<Option<Received<'a>>, End> {
+    if let Some(frame) = early {
+        return Ok(Some((frame, None)));
+    }
     let mut place = |head: &[u8], len| executor.place(head, len);
     let frame = match wait {
         // The client is owed nothing.

@@ -55,7 +55,7 @@ pub(super) struct Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
     Open,
-    /// Too much waits: nothing is received before a reply was sent.
+    /// Too much waits: nothing is added before a reply was sent.
     Stalled,
 }
 
@@ -69,6 +69,8 @@ pub(super) struct WaitingList {
     blocked: FxHashSet<Queue>,
     /// Entries with a source, which the adapter is to read.
     sources: usize,
+    /// A ready reply was left, because what was sent before it fills the way to the client.
+    is_held_back: bool,
 }
 
 impl Waiting {
@@ -100,6 +102,11 @@ impl Waiting {
     /// Returns the length of its data at most, in bytes.
     pub(super) fn bytes(&self) -> usize {
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether its reply has data, as far as it is known: once it is ready.
+    pub(super) fn gives_data(&self) -> bool {
+        self.has_data && self.token != 0 && matches!(self.result, Some(Ok(())))
     }
 
     /// Returns the memory that its data is part of, if that outlives the session.
@@ -198,6 +205,10 @@ impl WaitingList {
             self.progress_at = None;
             return Admission::Open;
         }
+        if self.is_held_back {
+            // The client takes what was sent sooner or later, whatever else it sends.
+            self.progress_at = Some(now);
+        }
         let since = *self.progress_at.get_or_insert(now);
         if now - since >= Duration::from_millis(limits::STALL_MS_MAX) {
             Admission::Open
@@ -254,20 +265,37 @@ impl WaitingList {
         is_new
     }
 
-    /// Removes the ready entries, in order.
+    /// Removes the ready entries, in order, up to the first one for which `has_room` is false.
     pub(super) fn take_ready(
         &mut self,
         now: Instant,
+        mut has_room: impl FnMut(&Waiting) -> bool,
     ) -> impl Iterator<Item = (Waiting, Result<(), Failure>)> {
         self.progress_at = Some(now);
-        let rest = self.entries.iter().filter(|e| e.result.is_none());
-        self.bytes = rest.map(|e| e.bytes).sum();
+        self.is_held_back = false;
+        let is_held_back = &mut self.is_held_back;
         self.entries
-            .extract_if(.., |e| e.result.is_some())
+            .extract_if(.., move |entry| {
+                if entry.result.is_none() || *is_held_back {
+                    return false;
+                }
+                *is_held_back = !has_room(entry);
+                !*is_held_back
+            })
             .filter_map(|mut entry| {
                 let result = entry.result.take()?;
+                self.bytes -= entry.bytes;
                 self.sources -= usize::from(entry.source.is_some());
                 Some((entry, result))
             })
+    }
+
+    /// Returns the oldest ready entry, if some were left for want of room.
+    pub(super) fn held_back(&self) -> Option<&Waiting> {
+        let is_ready = |entry: &&Waiting| entry.result.is_some();
+        match self.is_held_back {
+            true => self.entries.iter().find(is_ready),
+            false => None,
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::waiting::{Queue, Waiting};
+use crate::waiting::{Admission, Queue, Waiting};
 
 #[test]
 fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
@@ -109,9 +109,60 @@ fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
         list.push(entry).unwrap();
     }
     assert!(list.poll());
-    let tokens: Vec<_> = list.take_ready(now).map(|(entry, _)| entry.token).collect();
+    let tokens: Vec<_> = list
+        .take_ready(now, |_| true)
+        .map(|(entry, _)| entry.token)
+        .collect();
     assert_eq!(tokens, [1, 2, 4]);
     assert_eq!(list.len(), 1);
+}
+
+#[test]
+fn replies_without_room_and_those_after_them_are_left_in_order() {
+    struct Ready;
+    impl DeviceWait for Ready {
+        fn ready(&mut self) -> Result<bool, Failure> {
+            Ok(true)
+        }
+    }
+    let mut list = WaitingList::default();
+    let now = Instant::now();
+    for token in 1..=4 {
+        let (queue, has_data) = (Queue::Own, token != 3);
+        let entry = Waiting::new(0, token, queue, has_data, 10 << 20, now, Box::new(Ready));
+        list.push(entry).unwrap();
+    }
+    assert!(list.poll() && list.held_back().is_none());
+    let mut room = 1;
+    let mut has_room = |entry: &Waiting| {
+        room -= i32::from(entry.gives_data());
+        room >= 0
+    };
+    let taken = |list: &mut WaitingList, has_room: &mut dyn FnMut(&Waiting) -> bool| {
+        let ready = list.take_ready(now, has_room);
+        ready.map(|(entry, _)| entry.token).collect::<Vec<_>>()
+    };
+    assert_eq!(taken(&mut list, &mut has_room), [1]);
+    assert_eq!(list.held_back().map(|entry| entry.token), Some(2));
+    // However long the client takes, no more is added meanwhile.
+    list.push(Waiting::new(
+        0,
+        5,
+        Queue::Own,
+        true,
+        64 << 20,
+        now,
+        Box::new(Ready),
+    ))
+    .unwrap();
+    for later in [0, 1, 1_000] {
+        let later = now + Duration::from_secs(later);
+        assert_eq!(list.admission(later), Admission::Stalled);
+    }
+    assert!(list.poll());
+    assert_eq!(taken(&mut list, &mut |_| true), [2, 3, 4, 5]);
+    assert!(list.held_back().is_none() && list.is_empty());
+    assert_eq!(list.admission(now), Admission::Open);
 }
 
 #[test]

@@ -209,6 +209,84 @@ fn answers_come_on_data_connections_and_what_follows_says_how_many() {
     assert_eq!(client.board.pendings.load(SeqCst), 0);
 }
 
+/// Copies `data` to the device in a stream, with the message.
+fn copy_in(client: &mut Client, stream: u64, data: &[u8]) {
+    let message = messages::CopyIn {
+        dst: stream,
+        stream,
+        sync: 0,
+        data: data.into(),
+    };
+    client.send(0, &message);
+}
+
+/// Waits until the device has been given this many copies in memory that it provided.
+fn wait_until_placed(client: &Client, count: usize) {
+    let start = Instant::now();
+    while client.board.placed.load(SeqCst) < count {
+        assert!(start.elapsed() < PATIENCE, "{count} copies to the device");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(client.board.placed.load(SeqCst), count);
+}
+
+#[test]
+fn copies_to_the_device_do_not_wait_for_copies_that_the_client_has_not_received() {
+    const COPIES: u32 = 200;
+    let (mut client, mut connections) = with_data_connections();
+    client.board.done.store(10, SeqCst);
+    for copy in 1..=COPIES {
+        copy_out_for_data_connection(&mut client, copy, 3, copy as u8, 1 << 20);
+    }
+    client.fence(COPIES + 1, 3);
+    // Nobody reads the data connections.
+    copy_in(&mut client, 5, &[5; 40_000]);
+    wait_until_placed(&client, 1);
+    // Nothing passes a copy in the stream of the others.
+    copy_in(&mut client, 3, &[3; 40_000]);
+    copy_in(&mut client, 6, &[6; 40_000]);
+    client.fence(COPIES + 2, 6);
+    thread::sleep(Duration::from_millis(3 * limits::STALL_MS_MAX));
+    wait_until_placed(&client, 1);
+    let mut seen: Vec<_> = thread::scope(|scope| {
+        let read = |(_, receiver): &mut DataConnection| {
+            let mut seen = Vec::new();
+            let until = || Wait::Until(Instant::now() + Duration::from_secs(1));
+            while let Some(frame) = receiver.recv(until()).unwrap() {
+                let (header, mut body) = decode_reply(frame).unwrap();
+                let data = body.bytes("data").unwrap();
+                assert!(data.len() == 1 << 20 && data[0] == header.token as u8);
+                seen.push((header.replies_before, header.token));
+            }
+            seen
+        };
+        let readers: Vec<_> = connections
+            .iter_mut()
+            .map(|connection| scope.spawn(move || read(connection)))
+            .collect();
+        let all = readers
+            .into_iter()
+            .flat_map(|reader| reader.join().unwrap());
+        all.collect()
+    });
+    seen.sort_unstable();
+    assert!(
+        seen.into_iter()
+            .eq((0..COPIES).map(|copy| (copy, copy + 1)))
+    );
+    let (mut answers, mut copies) = (Vec::new(), Vec::new());
+    while answers.len() < 2 {
+        match client.recv() {
+            note if note.header.note != 0 => copies.extend(note.changes()),
+            answer => answers.push((answer.header.token, answer.header.replies_before)),
+        }
+    }
+    assert_eq!(answers, [(COPIES + 1, COPIES), (COPIES + 2, COPIES)]);
+    let order: Vec<_> = copies.iter().map(|(dst, data)| (*dst, data[0])).collect();
+    assert_eq!(order, [(5, 5), (3, 3), (6, 6)]);
+    assert!(matches!(client.leave().0, End::ClientLeft));
+}
+
 #[test]
 fn without_data_connections_everything_comes_on_the_sessions_own_connection() {
     // There are none over shm, for a client that wants none, and for a second request.
