@@ -43,8 +43,10 @@ fn run(name: &str, providers: &[&str], environment: &[(&str, &str)], arguments: 
         .unwrap();
     assert!(compiled.success());
     for provider in providers {
+        // Cargo's LD_LIBRARY_PATH goes before the program's path, and may have an older library.
         let done = Command::new(&program)
             .args(arguments)
+            .env_remove("LD_LIBRARY_PATH")
             .envs(environment.iter().copied())
             .env("OUTBOARD_NET_PROVIDER", provider)
             .output()
