@@ -18,6 +18,7 @@
 //! - [`net`]: the interface between libcuda and liboutboard_net.
 //! - [`optimise`]: the levels of `outboard run --optimise`.
 //! - [`procaddr`]: the symbol that `cuGetProcAddress` returns for a name, a version and flags.
+//! - [`signals`]: the signals that no thread of a library blocks.
 
 pub mod activity;
 pub mod argument;
@@ -35,6 +36,7 @@ pub mod nvml;
 pub mod optimise;
 pub mod procaddr;
 mod result;
+pub mod signals;
 
 pub use result::CUresult;
 

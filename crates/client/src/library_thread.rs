@@ -1,17 +1,8 @@
 //! Threads of the library that run no function of the program.
 
-use crate::log;
+use outboard_api::signals::FAULTS;
 
-/// Signals that tell a thread of its own fault, or of a call that a sandbox forbids. If it blocks
-/// one, the kernel ends the process without a call of the program's handler.
-const FAULTS: [libc::c_int; 6] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-];
+use crate::log;
 
 /// Blocks the signals that are for the program's threads, and returns those that were blocked
 /// before.

@@ -7,11 +7,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use libc::{SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-
-/// Signals of a thread's own faults. Where they are blocked, the kernel ends the process past the
-/// program's handler, which may write a report, or mend the memory.
-const FAULTS: [i32; 6] = [SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP];
+use outboard_api::signals::FAULTS;
 
 /// Starts a thread of the library. It blocks all signals but those of its own faults: they are for
 /// the program. One that the program waits for in a thread of its own does not come here, and no
@@ -40,6 +36,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use libc::SIGTRAP;
 
     use super::*;
 

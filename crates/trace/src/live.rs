@@ -18,6 +18,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use outboard_api::signals::FAULTS;
 use parking_lot::Mutex;
 
 use crate::{
@@ -447,17 +448,6 @@ fn install_handlers() {
         }
     });
 }
-
-/// Signals of a thread's own faults. Where they are blocked, the kernel ends the process past the
-/// program's handler.
-const FAULTS: [libc::c_int; 6] = [
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGSEGV,
-    libc::SIGSYS,
-    libc::SIGTRAP,
-];
 
 /// Starts a thread of the library. It takes no signals but those of its own faults, since they are
 /// the program's.
