@@ -144,7 +144,7 @@ def test_wrong_flags(arguments: list[str], text: str) -> None:
 
 
 def test_file_that_cannot_be_written_is_found_out_before_measuring(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing" / "out.json", tmp_path):
+    for path in (tmp_path / "missing" / "out.json", tmp_path, Path("/dev/full")):
         for command in ([], ["sessions"]):
             done = bench(*command, "--json", path)
             assert done.returncode == 1 and str(path) in done.stderr and done.stdout == ""
@@ -275,6 +275,23 @@ def test_interrupted_it_keeps_what_it_measured(own_server: Server, tmp_path: Pat
                 and len(results["idle"]) == 2
                 and results["device"]
             )
+
+
+def test_results_that_cannot_be_kept_at_the_end_are_printed(own_server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    out = folder / "lost.json"
+    urls = [argument for url in own_server.urls.values() for argument in ("--gpu", url)]
+    argv = [OUTBOARD, "bench", "--no-local", "--only", "memset", "--quick", "--json", out, *urls]
+    process = subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    folder.rmdir()
+    stdout, stderr = process.communicate(timeout=BENCH_S_MAX)
+    assert process.returncode == 1 and str(out) in stderr, stderr
+    text = first + stdout
+    results = json.loads(text[text.index("{\n") :])
+    assert results["complete"] and results["cases"]
 
 
 def test_a_case_that_fails_is_lost_alone(tmp_path: Path) -> None:

@@ -348,7 +348,12 @@ impl Output {
         if self.0 == Path::new("-") {
             return crate::said::print(&text).map(drop);
         }
-        write_whole(&self.0, |file| file.write_all(&text))
+        let written = write_whole(&self.0, |file| file.write_all(&text));
+        if written.is_err() {
+            // They took long to measure.
+            crate::said::print(&text)?;
+        }
+        written.context("the results are on standard output, and in no file")
     }
 }
 

@@ -15,6 +15,9 @@ use tempfile::NamedTempFile;
 /// lie over what is written to this one.
 const STANDARD: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
+/// Bytes that are written to see whether there is room for any.
+const CHECKED_BYTES: usize = 4096;
+
 /// Texts to write, and their files. `-` is standard output, in place of the text for people.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
@@ -67,7 +70,8 @@ pub(crate) fn nameless(error: io::Error) -> anyhow::Error {
     })
 }
 
-/// Fails if a file cannot be written there; changes nothing. For what takes long to measure.
+/// Fails if a file cannot be written there, or a little does not fit; changes nothing. For what
+/// takes long to measure.
 pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
     let context = || format!("writing {}", path.display());
     if path == Path::new("-") {
@@ -76,9 +80,18 @@ pub(crate) fn check_writable(path: &Path) -> anyhow::Result<()> {
     match outboard_files::output(path).with_context(context)? {
         Output::Stream => {
             let opened = outboard_files::open_stream(path);
-            opened.map(drop).with_context(context)
+            // A full device says so even if nothing is written.
+            opened
+                .and_then(|file| Ok(rustix::io::write(file, &[])?))
+                .map(drop)
+                .with_context(context)
         }
-        Output::Replaces(place) => beside(&place).map(drop).with_context(context),
+        Output::Replaces(place) => {
+            let mut file = beside(&place).with_context(context)?;
+            file.write_all(&[0; CHECKED_BYTES])
+                .map_err(nameless)
+                .with_context(context)
+        }
     }
 }
 
