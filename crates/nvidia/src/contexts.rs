@@ -186,6 +186,7 @@ impl Nvidia {
         let mipmaps = self.mipmaps.extract(|o| Arc::ptr_eq(&o.hold, gone));
         let memory = self.graphs.forget_context(gone);
         self.settled.forget_context(gone.handle);
+        self.pools.forget_context(m.context);
         self.forget_functions(m.context);
         let objects = (arrays, mipmaps, memory, context.hold);
         self.deferred_frees

@@ -16,13 +16,14 @@ use outboard_api::{
     },
 };
 use outboard_device::{Cx, Failure};
+use rustc_hash::FxHashMap;
 
 use super::{
     Nvidia,
     addresses::Span,
     calls::CheckedBox,
     host_calls,
-    owned::{ContextHold, Owned, given_back},
+    owned::{ContextHold, Mark, Owned, given_back},
     table::{Driver, Refused, real},
 };
 
@@ -36,8 +37,42 @@ const PIECES_AT_ONCE_MAX: usize = 32;
 /// kept free beside a session's quota.
 const POOL_BYTES_MAX: u64 = 64 << 20;
 
-/// Pools of device memory that copies pass through, by the session's number of the device.
-pub(super) type Pools = Vec<(usize, Owned<real::Pool>)>;
+/// Pools of device memory that copies pass through.
+#[derive(Default)]
+pub(super) struct Pools {
+    /// By the session's number of the device.
+    of_devices: Vec<(usize, Owned<real::Pool>)>,
+    /// The end of the last copy in each stream, by the session's numbers of context and stream,
+    /// unless it is known to be reached.
+    ends: FxHashMap<(u64, u64), Mark>,
+}
+
+impl Pools {
+    pub(super) fn is_empty(&self) -> bool {
+        self.of_devices.is_empty()
+    }
+
+    /// Whether a copy may still use their memory, as far as is known.
+    pub(super) fn are_used(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    /// Forgets copies of a context that is gone: their marks would keep it.
+    pub(super) fn forget_context(&mut self, gone: u64) {
+        self.ends.retain(|(context, _), _| *context != gone);
+    }
+
+    /// Forgets copies that are over, of which the driver then knows too that they are.
+    fn see_ends(&mut self) {
+        self.ends.retain(|_, end| match end.reached() {
+            Ok(false) => true,
+            reached => {
+                given_back(reached.and_then(|_| end.synchronize()));
+                false
+            }
+        });
+    }
+}
 
 impl Nvidia {
     /// Copies between the session's host memory and pinned memory of this process, or a device.
@@ -104,7 +139,7 @@ impl Nvidia {
             driver.memcpy(part(dst), bounce, stream)
         };
         let copied = self.copy_pieces(cx, pieces(len), copy);
-        free(&pool.driver, bounce, stream);
+        self.end_copy((cx.context, stream_id), &pool, bounce, stream);
         copied?;
         Ok(true)
     }
@@ -161,7 +196,7 @@ impl Nvidia {
             driver.memcpy_box(&to_host, stream)
         };
         let copied = self.copy_pieces(cx, box_pieces(&copy.0), by_device);
-        free(&pool.driver, bounce, stream);
+        self.end_copy((cx.context, stream_id), &pool, bounce, stream);
         copied
     }
 
@@ -204,8 +239,24 @@ impl Nvidia {
         Ok(allocated.ok().map(|address| (hold, address)))
     }
 
+    /// Frees a copy's device memory once the copy is over, and marks its end.
+    fn end_copy(
+        &mut self,
+        of: (u64, u64),
+        hold: &Arc<ContextHold>,
+        bounce: u64,
+        stream: real::Stream,
+    ) {
+        free(&hold.driver, bounce, stream);
+        // After a fault of the GPU nothing can be marked, and nothing runs.
+        if let Ok(end) = hold.mark(stream) {
+            self.pools.ends.insert(of, end);
+        }
+    }
+
     /// Gives back the memory of pools that no copy uses, and returns how many bytes copies use.
-    pub(super) fn trim_pools(&self) -> u64 {
+    pub(super) fn trim_pools(&mut self) -> u64 {
+        self.pools.see_ends();
         let trim = |pool: &Owned<real::Pool>| {
             given_back(self.driver.cuMemPoolTrimTo(pool.handle(), 0));
             let mut reserved = 0_u64;
@@ -218,11 +269,13 @@ impl Nvidia {
             };
             asked.map_or(0, |()| reserved)
         };
-        self.pools.iter().map(|(_, pool)| trim(pool)).sum()
+        let pools = self.pools.of_devices.iter();
+        pools.map(|(_, pool)| trim(pool)).sum()
     }
 
     fn pool(&mut self, hold: &Arc<ContextHold>) -> Result<real::Pool, Refused> {
-        let known = self.pools.iter().find(|(device, _)| *device == hold.device);
+        let mut pools = self.pools.of_devices.iter();
+        let known = pools.find(|(device, _)| *device == hold.device);
         if let Some((_, pool)) = known {
             return Ok(pool.handle());
         }
@@ -230,7 +283,7 @@ impl Nvidia {
         let owned = Owned::new(&self.base, pool, |driver, pool| {
             driver.cuMemPoolDestroy(pool)
         });
-        self.pools.push((hold.device, owned));
+        self.pools.of_devices.push((hold.device, owned));
         Ok(pool)
     }
 }

@@ -335,7 +335,7 @@ impl Nvidia {
             ipc: SessionExports::default(),
             boards: Boards::default(),
             host: HostRanges::default(),
-            pools: host_copies::Pools::new(),
+            pools: host_copies::Pools::default(),
             addresses: AddressBook::default(),
             variables: Vec::new(),
             memory: Memory::default(),

@@ -336,7 +336,7 @@ impl Nvidia {
         properties: &CUmemAllocationProp,
         refused: Refused,
     ) -> Result<real::Allocation, Failure> {
-        let taken = |device: &Nvidia| (device.deferred_frees.len(), device.trim_pools());
+        let taken = |device: &mut Nvidia| (device.deferred_frees.len(), device.trim_pools());
         let (mut before, mut created) = (taken(self), Err(refused));
         if !self.pools.is_empty() {
             created = self.driver.cuMemCreate(len, properties, 0);
@@ -344,11 +344,10 @@ impl Nvidia {
         let start = Instant::now();
         while created.is_err() {
             self.reap();
-            let is_over = self.pools.is_empty() || self.is_idle();
             let now = taken(self);
             if now.0 < before.0 || now.1 < before.1 {
                 created = self.driver.cuMemCreate(len, properties, 0);
-            } else if self.deferred_frees.is_any_marked() || !(is_over || now.1 == 0) {
+            } else if self.deferred_frees.is_any_marked() || now.1 > 0 && self.pools.are_used() {
                 self.settle(service, start)?;
                 std::thread::sleep(Duration::from_micros(SETTLE_POLL_US));
             } else {

@@ -120,9 +120,10 @@ impl Mark {
         self.hold.driver.cuStreamWaitEvent(stream, self.event, 0)
     }
 
-    /// Makes the driver write out what kernels printed, which it does in calls that synchronise.
-    /// The mark is already reached, so the call does not wait.
-    pub(super) fn flush_printed(&self) -> Result<(), Refused> {
+    /// Makes the driver do what it does in calls that synchronise: write out what kernels printed,
+    /// and count memory as free that streams have freed. For a mark that is reached, so that the
+    /// call does not wait.
+    pub(super) fn synchronize(&self) -> Result<(), Refused> {
         self.hold.driver.cuEventSynchronize(self.event)
     }
 }

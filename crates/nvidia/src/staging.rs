@@ -337,7 +337,7 @@ impl Wait for SlotWait {
             Some((mark, _)) if !mark.reached()? => Ok(false),
             Some((mark, _)) => {
                 if let Some(due) = self.printed.take() {
-                    mark.mark().flush_printed()?;
+                    mark.mark().synchronize()?;
                     due.done();
                 }
                 Ok(true)

@@ -55,7 +55,7 @@ impl Wait for MarksWait {
                 return Ok(false);
             }
             if self.printed.is_some() {
-                mark.mark().flush_printed()?;
+                mark.mark().synchronize()?;
             }
             self.marks.pop();
         }
@@ -64,7 +64,7 @@ impl Wait for MarksWait {
                 return Ok(false);
             }
             if self.printed.is_some() {
-                mark.flush_printed()?;
+                mark.synchronize()?;
             }
             self.orphans.pop();
         }

@@ -157,6 +157,7 @@ result cuMemHostGetDevicePointer_v2(uint64_t *d, void *p, unsigned flags) { *d =
 typedef struct { size_t max_size; } pool;
 static atomic_int live_bounces, pools_refuse;
 static size_t reserved;
+static atomic_int unseen; /* Whether memory of a pool was freed since an event was waited for. */
 void fake_pools_refuse(int on) { pools_refuse = on; }
 int fake_bounces(void) { return live_bounces; }
 result cuMemPoolCreate(pool **p, const void *prop) { *p = calloc(1, sizeof **p); live_memory++; return SUCCESS; }
@@ -172,11 +173,12 @@ result cuMemAllocFromPoolAsync(uint64_t *p, size_t len, pool *from, uintptr_t st
   return SUCCESS;
 }
 result cuMemPoolTrimTo(pool *p, size_t keep) {
-  if (!running) { memory_left += reserved; reserved = 0; }
+  // As NVIDIA's may: memory that a stream has freed counts once the host has seen the stream's end.
+  if (!unseen) { memory_left += reserved; reserved = 0; }
   return SUCCESS;
 }
-result cuMemPoolDestroy(pool *p) { cuMemPoolTrimTo(p, 0); free(p); live_memory--; return SUCCESS; }
-result cuMemFreeAsync(uint64_t p, uintptr_t stream) { free((void *)p); live_memory--; return SUCCESS; }
+result cuMemPoolDestroy(pool *p) { unseen = 0; cuMemPoolTrimTo(p, 0); free(p); live_memory--; return SUCCESS; }
+result cuMemFreeAsync(uint64_t p, uintptr_t stream) { free((void *)p); live_memory--; unseen = 1; return SUCCESS; }
 
 // As NVIDIA's, which has more room: a stream takes no more work behind a host function that runs.
 static atomic_int behind;
@@ -283,14 +285,16 @@ result cuEventRecordWithFlags(event *e, uintptr_t s, unsigned flags) {
   default_marks += s == 0;
   uintptr_t of = s >> 12 ? s >> 12 : current;
   if (e->context != (int)of) return INVALID_HANDLE;
-  e->held = held ? 1 : waits_for_word() ? 2 : 0;
+  e->held = held ? 1 : waits_for_word() ? 2 : running ? 3 : 0;
   return SUCCESS;
 }
+result cuEventSynchronize(event *e) { unseen = 0; return SUCCESS; }
 static atomic_int event_queries;
 int fake_event_queries(void) { return event_queries; }
 result cuEventQuery(event *e) {
   event_queries++;
-  return e->held == 1 && held || e->held == 2 && waits_for_word() ? NOT_READY : SUCCESS;
+  int is_held = e->held == 1 && held || e->held == 2 && waits_for_word() || e->held == 3 && running;
+  return is_held ? NOT_READY : SUCCESS;
 }
 result cuStreamQuery(uintptr_t s) { return held || running || waits_for_word() ? NOT_READY : SUCCESS; }
 result cuStreamWriteValue64_v2(uintptr_t s, uint64_t address, uint64_t value, unsigned flags) {

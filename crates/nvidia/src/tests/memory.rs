@@ -419,3 +419,34 @@ fn pools_whose_copies_are_over_make_room() {
     let map = Request::MemMap(messages::MemMap { va, len });
     client.send_served(map, dst).expect("mapped");
 }
+
+#[test]
+fn an_allocation_without_room_does_not_wait_for_work_that_uses_no_pool() {
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let (dst, src) = (map_mirror(&mut client, 0), map_mirror(&mut client, 8192));
+    client.done(Request::Copy(messages::Copy {
+        dst,
+        src,
+        len: 4096,
+        stream: 0,
+        sync: 0,
+    }));
+    // The copy is over, whose memory its pool still has; a kernel goes on, and a capture.
+    kernel_that_waits(&mut client, dst);
+    client.done(Request::CaptureBegin(messages::CaptureBegin {
+        stream: 0,
+        mode: 2,
+        graph: 0,
+        dependencies: &[],
+        edges: &[],
+    }));
+    let va = client.base;
+    let (all, more) = (64 * MIB, 128 * MIB);
+    let start = Instant::now();
+    let refused = client.refused(Request::MemMap(messages::MemMap { va, len: more }));
+    assert_eq!(refused, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    client.done(Request::MemMap(messages::MemMap { va, len: all }));
+    assert!(start.elapsed() < Duration::from_secs(5));
+    client.device.host.write(dst, &[0]).expect("a mirror");
+}

@@ -6,6 +6,7 @@ use std::{
     os::fd::OwnedFd,
     path::Path,
     process::Command,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -84,8 +85,12 @@ struct Client {
 
 impl Client {
     fn new(fake: &Fake) -> Client {
+        // More clients at a time than one number has windows.
+        static NEXT: AtomicU8 = AtomicU8::new(0);
         let mut device = fake.open();
-        let (base, _) = outboard_device::Host::reserve_window(&mut device, 0).expect("a window");
+        let number = NEXT.fetch_add(1, Relaxed) % 8;
+        let (base, _) =
+            outboard_device::Host::reserve_window(&mut device, number).expect("a window");
         let mut client = Client {
             device,
             images: ImageStore::new(None, "", Default::default()),
