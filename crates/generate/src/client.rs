@@ -43,16 +43,23 @@ pub fn entry() -> Result<TokenStream, Failure> {
     })
 }
 
-/// Returns the table of the calls' names and classes.
+/// Returns the table of the calls' names and classes, and whether launches that are held back have
+/// to be sent before each.
 pub fn call_table() -> Result<TokenStream, Failure> {
     let calls = decl::driver()?;
     let rows = calls.iter().map(|call| {
         let (symbol, class) = (&call.symbol, ident(&format!("{:?}", call.class)));
         quote!((#symbol, Class::#class),)
     });
+    let after_held = calls.iter().map(|call| {
+        let asks = call.class != Class::Local || call.attributes.is_query;
+        asks && !call.attributes.may_be_held
+    });
     Ok(quote! {
         /// Name and declared class of every call, by number.
         pub(crate) static CALLS: &[(&str, Class)] = &[#(#rows)*];
+        /// Whether what is held back has to be sent before a call, by number.
+        pub(crate) static IS_AFTER_HELD: &[bool] = &[#(#after_held),*];
     })
 }
 

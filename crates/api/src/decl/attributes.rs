@@ -132,6 +132,8 @@ pub struct Attributes {
     pub finds_functions: bool,
     /// It answers in a forked child, too.
     pub is_after_fork: bool,
+    /// Its message may be held back for a moment.
+    pub may_be_held: bool,
 }
 
 impl Attributes {
@@ -166,6 +168,7 @@ impl Attributes {
                 "records-event" => std::mem::replace(&mut all.records_event, true),
                 "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
                 "after-fork" => std::mem::replace(&mut all.is_after_fork, true),
+                "may-be-held" => std::mem::replace(&mut all.may_be_held, true),
                 _ => return Err(format!("attribute '{text}'")),
             };
             if is_repeated {
@@ -238,6 +241,10 @@ impl Attributes {
             (
                 self.is_after_fork && call.class != Class::Local,
                 "only a local call answers without a session",
+            ),
+            (
+                self.may_be_held && call.class != Class::Outstanding,
+                "only what is sent without a reply may be held back",
             ),
             (
                 self.node.as_ref().is_some_and(|node| !node.fits(call)),
@@ -592,6 +599,7 @@ mod tests {
             ("(int a) : synchronous; waits; ends module", "one of"),
             ("(int a) : outstanding; waits", "synchronous"),
             ("(int a) : synchronous; after-fork", "without a session"),
+            ("(int a) : synchronous; may-be-held", "without a reply"),
             ("(int a) : outstanding; records-event", "with an event"),
             ("(int a) : local; queries", "queries it"),
             ("(CUevent a) : synchronous; queries; waits", "one of"),

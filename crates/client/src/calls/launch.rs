@@ -17,7 +17,11 @@ use super::{
 };
 use crate::{
     context::Context,
-    state::{Contexts, Driver, HostMemory, Kernel, StreamRef, driver, pop_context, push_context},
+    observe::conditions,
+    state::{
+        Contexts, Driver, HeldLaunch, HostMemory, Kernel, StreamRef, driver, pop_context,
+        push_context, wire_context,
+    },
     thread,
 };
 
@@ -127,15 +131,25 @@ impl Driver {
         if !HostMemory::any_private() {
             return Ok(None);
         }
-        let named = match HostMemory::may_name_private(params).next() {
-            Some(_) => self.open_named(params, is_kept())?,
-            None => None,
-        };
+        let named = self.open_named_in(params, is_kept)?;
         match stream {
             Some(stream) => self.push_for_work(stream)?,
             None => self.push_visible()?,
         }
         Ok(named)
+    }
+
+    /// Opens mirrors of memory that arguments point to and the server does not see.
+    #[inline]
+    fn open_named_in(
+        &self,
+        params: &[u8],
+        is_kept: impl FnOnce() -> bool,
+    ) -> Result<Option<RwLockReadGuard<'_, ()>>, CUresult> {
+        match HostMemory::may_name_private(params).next() {
+            Some(_) => self.open_named(params, is_kept()),
+            None => Ok(None),
+        }
     }
 
     /// Handles a refused launch: it ends the capture of its stream.
@@ -173,7 +187,8 @@ impl Driver {
         self.keep_pace(stream)?;
         if HostMemory::any_private() {
             let private = HostMemory::private_bounds();
-            if self.has_mirrors() {
+            // The last mirror may be closed while earlier launches are held.
+            if self.has_mirrors() || conditions::are_held() {
                 return self.launch_visible(arguments, shape, stream, attributes);
             }
             if let Some(watched) = arguments.watched(private) {
@@ -224,9 +239,22 @@ impl Driver {
         attributes: &[u8],
     ) -> Done {
         let params = arguments.gather()?;
-        let _named =
-            self.make_arguments_visible(&params, Some(stream), || stream.is_capturing())?;
-        let message = launch_message(arguments.kernel, shape, stream, attributes, &params[..]);
+        let kernel = arguments.kernel;
+        let _named = self.open_named_in(&params, || stream.is_capturing())?;
+        let held = || HeldLaunch {
+            context: wire_context(),
+            stream: stream.clone(),
+            kernel: kernel.wire,
+            grid: shape.grid,
+            block: shape.block,
+            shared_bytes: shape.shared_bytes,
+            params: params.as_slice().into(),
+        };
+        if attributes.is_empty() && self.hold(stream, params.len(), held)? {
+            return Ok(());
+        }
+        self.push_for_work(stream)?;
+        let message = launch_message(kernel, shape, stream, attributes, &params[..]);
         self.submit_to(stream, &message)
     }
 

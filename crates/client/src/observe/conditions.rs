@@ -1,6 +1,11 @@
 //! Unusual conditions of the process, so that a usual call tests one byte for all of them.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, Ordering},
+};
+
+use outboard_api::CUresult;
 
 /// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
 /// for.
@@ -18,6 +23,44 @@ pub(super) const PROFILED: u8 = 16;
 
 /// The process has several servers, so each call is for one of them.
 pub(super) const SEVERAL: u8 = 32;
+/// Launches are held back, and have to be sent before other calls.
+pub(super) const HELD: u8 = 64;
+
+/// Notes whether launches are held back.
+pub(crate) fn mark_held(are_held: bool) {
+    match are_held {
+        true => UNUSUAL.fetch_or(HELD, Ordering::Release),
+        // Whoever sees it sees what was sent.
+        false => UNUSUAL.fetch_and(!HELD, Ordering::Release),
+    };
+}
+
+/// A function that sends what is held back.
+type SendHeld = fn() -> Result<(), CUresult>;
+
+static SEND_HELD: OnceLock<SendHeld> = OnceLock::new();
+
+/// Sets the function that sends what is held back, before anything is.
+pub(crate) fn send_held_by(send: SendHeld) {
+    let _ = SEND_HELD.set(send);
+}
+
+/// Sends the launches that are held back, before anything else of the program.
+#[cold]
+pub(crate) fn send_held() -> Result<(), CUresult> {
+    SEND_HELD.get().map_or(Ok(()), |send| send())
+}
+
+/// Returns whether launches are held back.
+#[inline]
+pub(crate) fn are_held() -> bool {
+    UNUSUAL.load(Ordering::Acquire) & HELD != 0
+}
+
+/// Returns whether launches may be held back: nothing else is unusual.
+pub(crate) fn may_hold() -> bool {
+    UNUSUAL.load(Ordering::Relaxed) & !HELD == 0
+}
 
 pub(crate) fn mark_several() {
     UNUSUAL.fetch_or(SEVERAL, Ordering::Relaxed);

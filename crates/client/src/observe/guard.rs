@@ -19,7 +19,7 @@ use outboard_api::{
 use outboard_trace::live::Subject;
 
 use super::{
-    conditions::{FORKED, PROFILED, RECORDED, SEVERAL, TIMED, UNUSUAL, is_recorded},
+    conditions::{self, FORKED, HELD, PROFILED, RECORDED, SEVERAL, TIMED, UNUSUAL, is_recorded},
     optimise, profile,
     profile::Begun,
     record,
@@ -27,7 +27,10 @@ use super::{
     servers::{self, Named, Selected},
     stats, times,
 };
-use crate::{call_table::CALLS, log, thread};
+use crate::{
+    call_table::{CALLS, IS_AFTER_HELD},
+    log, thread,
+};
 
 /// Runs one call. `subject` is only evaluated if calls are recorded, `params` only if they are
 /// profiled; `named`, the arguments that name something of a server, only if there are several.
@@ -39,9 +42,12 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     params: impl FnOnce() -> P,
     call: impl FnOnce() -> Result<(), CUresult>,
 ) -> CUresult {
-    let unusual = UNUSUAL.load(Ordering::Relaxed);
-    if unusual & FORKED != 0 {
-        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    // Launches that another thread has just sent for this one count as sent.
+    let unusual = UNUSUAL.load(Ordering::Acquire);
+    if unusual & (FORKED | HELD) != 0
+        && let Err(error) = before_call(unusual, IS_AFTER_HELD[number])
+    {
+        return error;
     }
     let thread = thread::here();
     let mut told_params = MaybeUninit::<P>::uninit();
@@ -92,6 +98,18 @@ pub(crate) fn enter<P: Copy, const NAMED: usize>(
     result
 }
 
+/// Refuses a call in a forked child, and sends what is held back before others.
+#[cold]
+fn before_call(unusual: u8, is_after_held: bool) -> Result<(), CUresult> {
+    if unusual & FORKED != 0 {
+        return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+    }
+    match is_after_held && unusual & HELD != 0 {
+        true => conditions::send_held(),
+        false => Ok(()),
+    }
+}
+
 /// A call in a process where calls are observed, or where they may be for several servers.
 struct Observed {
     /// The call's server stays selected until the end.
@@ -134,8 +152,8 @@ pub(crate) fn in_child(call: impl FnOnce() -> Result<(), CUresult>) -> Option<CU
 
 /// Runs an exported function that is not a call of the driver.
 pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
-    if UNUSUAL.load(Ordering::Relaxed) & FORKED != 0 {
-        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    if let Err(error) = before_call(UNUSUAL.load(Ordering::Relaxed), true) {
+        return error;
     }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(done) => done.err().unwrap_or(CUresult::CUDA_SUCCESS),

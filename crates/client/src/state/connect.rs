@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     log,
-    observe::{optimise as levels, record, times},
+    observe::{conditions, optimise as levels, record, times},
     session::heartbeat_period,
 };
 
@@ -193,6 +193,8 @@ pub(crate) fn abandon_after_fork() {
 /// Sends everything that was kept back before the process ends, and handles what has arrived, so
 /// that errors of a program that has not waited for them are printed.
 pub(crate) fn finish_at_exit() {
+    // An error belongs to a call that nobody makes any more.
+    let _ = conditions::send_held();
     for driver in drivers() {
         driver.session.end_batches();
         driver.session.send_all();

@@ -23,6 +23,8 @@
 //! for those that were sent before. While it waits it does not hold `copying`: a copy that it waits
 //! for may itself wait for what another thread does after its next copy.
 //!
+//! Where looks take long, launches that follow each other closely share one (`held.rs`).
+//!
 //! Lock order: `naming`, a mirror's `opening`, `copying`, `open`, `questions`, a mirror's
 //! `server_bytes`, the session's sender. A thread that holds `copying` shared takes the table of
 //! host memory and locks of the session, and waits for the link at most. None who holds these waits
@@ -40,12 +42,13 @@ use std::{
 use outboard_api::CUresult;
 use outboard_pages::{PAGE_BYTES, Tracker, pages_around};
 use outboard_wire::{doc::NET_CONTROL_BYTES, messages, runs::Runs};
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
     Driver, StreamRef,
     controls::{Controls, within},
+    held::Held,
     host_memory::{HostMemory, HostRange, Writer},
     mirror::Mirror,
     rest::Questions,
@@ -88,19 +91,22 @@ pub(crate) struct Mirrors {
     /// mirrors are closed.
     naming: RwLock<()>,
     /// Locked from a look for changes until they are sent, so that no later launch overtakes them.
-    open: Mutex<OpenMirrors>,
+    pub(super) open: Mutex<OpenMirrors>,
+    /// Wakes the thread that sends launches which are held for too long.
+    pub(super) wake: Condvar,
     count: AtomicUsize,
     /// Locked shared by a copy from the device, from the moment it decides how it comes until it is
     /// sent; exclusively while that changes.
     copying: RwLock<()>,
     /// Number of mirrors that are open, or were to be opened: copies into them come in order.
     ordered: AtomicUsize,
+    /// Number of looks, and of launches that were held back until one.
     looks: AtomicU64,
     figures: Figures,
     /// Memory that adapters have written since the last look: the kernel does not report it.
     written_by_adapter: Mutex<Vec<(u64, u64)>>,
     /// The server's adapters use mirrors at any time.
-    are_lent: AtomicBool,
+    pub(super) are_lent: AtomicBool,
     /// Streams whose last copy into a mirror did not come while a launch waited for it.
     doubts: Mutex<Doubts>,
     /// Questions for mirrors that may be closed when all work is done.
@@ -108,7 +114,7 @@ pub(crate) struct Mirrors {
 }
 
 #[derive(Default)]
-struct OpenMirrors {
+pub(super) struct OpenMirrors {
     /// In the order of their addresses; they are disjoint.
     ranges: Vec<Arc<HostRange>>,
     /// The server's adapters look at nothing until this look is over.
@@ -120,6 +126,7 @@ struct OpenMirrors {
     first: Option<libc::pthread_t>,
     are_several: bool,
     buffer: Vec<u8>,
+    pub(super) held: Held,
 }
 
 /// Streams whose copies launches wait for shortly.
@@ -175,6 +182,7 @@ struct Figures {
     received_bytes: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
+    held: AtomicU64,
 }
 
 fn tracker() -> Option<&'static Tracker> {
@@ -262,7 +270,7 @@ impl<'a> Merging<'a> {
 
 impl Mirrors {
     /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
-    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 8]> {
+    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 9]> {
         let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &self.figures;
         (of(&figures.opened) > 0).then(|| {
@@ -270,13 +278,21 @@ impl Mirrors {
                 ("opened", of(&figures.opened)),
                 ("closed", of(&figures.closed)),
                 ("tracked", u64::from(tracker().is_some())),
-                ("looks", of(&self.looks)),
+                ("looks", of(&self.looks) - of(&figures.held)),
+                ("held", of(&figures.held)),
                 ("compared_bytes", of(&figures.compared_bytes)),
                 ("sent_bytes", of(&figures.sent_bytes)),
                 ("received", of(&figures.received)),
                 ("received_bytes", of(&figures.received_bytes)),
             ]
         })
+    }
+
+    /// Counts a launch that is held back until a look.
+    pub(super) fn holds(&self) {
+        // First here, so that there are never more than looks.
+        self.looks.fetch_add(1, Ordering::AcqRel);
+        self.figures.held.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that an adapter has written the data of a reply into this memory.
@@ -548,6 +564,9 @@ impl Driver {
     /// returns.
     pub(super) fn close_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
+        if !open.held.is_empty() {
+            self.look(&mut open, false)?;
+        }
         match range.mirror.is_open() {
             true => self.close_in(&mut open, range),
             false => {
@@ -669,12 +688,20 @@ impl Driver {
     fn push_written(&self, may_ask: bool) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
         open.is_looked_at_by_this_thread();
-        let pushed = self.push_all(&mut open, may_ask);
+        self.look(&mut open, may_ask)
+    }
+
+    /// Sends the program's changes, and the launches that are held back until then.
+    pub(super) fn look(&self, open: &mut OpenMirrors, may_ask: bool) -> Result<(), CUresult> {
+        let begin = Instant::now();
+        let pushed = self.push_all(open, may_ask);
         // Adapters see all of it, or what was there before.
         if std::mem::take(&mut open.is_holding) {
             self.submit(&messages::NetHold { held: 0 })?;
         }
-        pushed
+        open.held.looked(begin);
+        pushed?;
+        self.send_after_look(open)
     }
 
     fn push_all(&self, open: &mut OpenMirrors, may_ask: bool) -> Result<(), CUresult> {
@@ -824,7 +851,11 @@ impl OpenMirrors {
         }
     }
 
-    fn is_looked_at_by_this_thread(&mut self) {
+    pub(super) fn has_any(&self) -> bool {
+        !self.ranges.is_empty()
+    }
+
+    pub(super) fn is_looked_at_by_this_thread(&mut self) {
         // SAFETY: asks nothing of the caller.
         let this = unsafe { libc::pthread_self() };
         self.are_several |= *self.first.get_or_insert(this) != this;

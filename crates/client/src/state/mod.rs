@@ -16,6 +16,8 @@ mod figures;
 mod graph_memory;
 mod graphs;
 mod handles;
+mod held;
+mod holding;
 pub(crate) mod host_functions;
 mod host_memory;
 mod host_writes;
@@ -74,6 +76,7 @@ pub(crate) use self::{
     graph_memory::GraphMemory,
     graphs::{AllocParams, Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{HandleKind, Handles},
+    held::HeldLaunch,
     host_functions::HostCall,
     host_memory::HostMemory,
     host_writes::HostWrites,

@@ -1,0 +1,135 @@
+//! Holding launches back, and sending them (`held.rs`).
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use outboard_api::CUresult;
+
+use super::{
+    Driver, StreamRef, are_several, drivers,
+    held::{HeldLaunch, REST},
+    mirrors::OpenMirrors,
+};
+use crate::{
+    library_thread,
+    observe::{conditions, stats},
+};
+
+/// Looks in vain of the thread that sends what is held for too long, before it sleeps until it is
+/// woken.
+const VAIN_MAX: u32 = 50;
+
+/// Sends the launches that are held back, before anything else of the program.
+fn send_held() -> Result<(), CUresult> {
+    drivers().iter().try_for_each(|driver| {
+        let mut open = driver.mirrors.open.lock();
+        match open.held.is_empty() {
+            true => Ok(()),
+            false => {
+                open.is_looked_at_by_this_thread();
+                driver.look(&mut open, false)
+            }
+        }
+    })
+}
+
+impl Driver {
+    /// Holds a launch back, whose arguments have `bytes` bytes, if mirrors were looked at just now
+    /// and looks take long. Returns whether it did; if not, the caller looks and sends.
+    ///
+    /// The caller has opened the mirrors that the arguments name.
+    pub(crate) fn hold(
+        &self,
+        stream: &StreamRef,
+        bytes: usize,
+        launch: impl FnOnce() -> HeldLaunch,
+    ) -> Result<bool, CUresult> {
+        // Tests of this crate share the process's conditions.
+        if cfg!(test) {
+            return Ok(false);
+        }
+        let is_plain = conditions::may_hold() && !are_several() && !stream.is_capturing();
+        if !is_plain || self.session.is_receiving() {
+            return Ok(false);
+        }
+        let mut open = self.mirrors.open.lock();
+        let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
+        if are_lent || !open.has_any() || !open.held.takes(bytes) {
+            return Ok(false);
+        }
+        if !*open.held.has_thread.get_or_insert_with(start_thread) {
+            return Ok(false);
+        }
+        self.session.check()?;
+        stats::sent();
+        open.is_looked_at_by_this_thread();
+        self.mirrors.holds();
+        if open.held.is_empty() {
+            conditions::mark_held(true);
+        }
+        open.held.add(launch());
+        if std::mem::take(&mut open.held.is_parked) {
+            self.mirrors.wake.notify_one();
+        }
+        Ok(true)
+    }
+
+    /// Sends what is held back, after a look.
+    pub(super) fn send_after_look(&self, open: &mut OpenMirrors) -> Result<(), CUresult> {
+        if open.held.is_empty() {
+            return Ok(());
+        }
+        // One that cannot be sent means that the session has ended.
+        let launches = open.held.take();
+        let sent = launches.iter().try_for_each(|launch| self.send_one(launch));
+        // Only now: until then the next call of the thread that launched has to wait for the lock.
+        conditions::mark_held(false);
+        sent
+    }
+
+    fn send_one(&self, launch: &HeldLaunch) -> Result<(), CUresult> {
+        let (stream, session) = (&launch.stream, &self.session);
+        let sent = session.submit(stream.work(), launch.context, &launch.message());
+        sent.map(drop)
+    }
+
+    /// Sends what is held for too long, until the session ends.
+    fn send_late(&self) {
+        let mut vain = 0;
+        let mut open = self.mirrors.open.lock();
+        open.is_looked_at_by_this_thread();
+        while self.session.check().is_ok() {
+            match open.held.rest() {
+                Some(Duration::ZERO) => {
+                    vain = 0;
+                    // What cannot be looked at now stays, and the next call has the error.
+                    if self.look(&mut open, false).is_err() {
+                        open.held.since = Some(Instant::now());
+                    }
+                }
+                Some(rest) => _ = self.mirrors.wake.wait_for(&mut open, rest),
+                None if vain < VAIN_MAX => {
+                    vain += 1;
+                    self.mirrors.wake.wait_for(&mut open, REST);
+                }
+                None => {
+                    vain = 0;
+                    open.held.is_parked = true;
+                    self.mirrors.wake.wait(&mut open);
+                }
+            }
+        }
+    }
+}
+
+/// Starts the thread that sends what is held for too long. Returns whether there is one.
+fn start_thread() -> bool {
+    conditions::send_held_by(send_held);
+    library_thread::spawn("outboard-held", || {
+        if let Some(driver) = drivers().first() {
+            driver.send_late();
+        }
+    })
+}
