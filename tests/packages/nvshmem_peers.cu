@@ -2,32 +2,10 @@
 //   nvshmem_peers latency SCOPE BYTES ROUNDS
 //   nvshmem_peers bandwidth BYTES ROUNDS BLOCKS
 //   nvshmem_peers rate THREADS OPERATIONS
-#include <cuda_runtime.h>
 #include <nvshmem.h>
 #include <nvshmemx.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-
-constexpr uint64_t WARM_UP = 20;
-constexpr unsigned BLOCK = 512;
-
-static void expect(cudaError_t status)
-{
-    if (status == cudaSuccess) return;
-    std::printf("{\"failed\": \"%s\"}\n", cudaGetErrorString(status));
-    std::exit(1);
-}
-
-__device__ uint64_t now_ns()
-{
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-    return ns;
-}
+#include "../programs/net/case.cuh"
 
 // Puts and signals as one thread (0), a warp (1) or a block (2), in turns with the other.
 template <int scope> __global__ void __launch_bounds__(BLOCK) play(int me, char *to, const char *from, uint64_t *flag, uint64_t bytes, uint64_t rounds, uint64_t *out)
@@ -67,35 +45,13 @@ __global__ void words(uint64_t *to, uint32_t operations)
     nvshmem_quiet();
 }
 
-static bool has_come(const char *at, int value, uint64_t bytes)
-{
-    char *copy = (char *)std::malloc(bytes);
-    expect(cudaMemcpy(copy, at, bytes, cudaMemcpyDefault));
-    for (uint64_t i = 0; i < bytes; ++i)
-        if (copy[i] != value) return false;
-    return true;
-}
-
-static float ms_of(cudaEvent_t began)
-{
-    cudaEvent_t ended;
-    float ms = 0;
-    expect(cudaEventCreate(&ended));
-    expect(cudaEventRecord(ended));
-    expect(cudaEventSynchronize(ended));
-    expect(cudaEventElapsedTime(&ms, began, ended));
-    return ms;
-}
-
-static int run(int me, int count, char **values, const nvshmemx_uniqueid_t &id)
+static int run(int me, const Case &of, const nvshmemx_uniqueid_t &id)
 {
     expect(cudaSetDevice(me));
     nvshmemx_init_attr_t attributes = NVSHMEMX_INIT_ATTR_INITIALIZER;
     nvshmemx_set_attr_uniqueid_args(me, 2, &id, &attributes);
     if (nvshmemx_init_attr(NVSHMEMX_INIT_WITH_UNIQUEID, &attributes) != 0) return 3;
-    auto number = [&](int at) { return at < count ? std::strtoull(values[at], nullptr, 10) : 0; };
-    bool plays = std::strcmp(values[1], "latency") == 0, pours = std::strcmp(values[1], "bandwidth") == 0;
-    uint64_t bytes = plays ? number(3) : pours ? number(2) : number(2) * 8;
+    uint64_t bytes = of.bytes;
     char *from = (char *)nvshmem_malloc(bytes), *to = (char *)nvshmem_malloc(bytes);
     uint64_t *flag = (uint64_t *)nvshmem_malloc(16), *out = nullptr;
     expect(cudaHostAlloc((void **)&out, 8, cudaHostAllocMapped));
@@ -104,42 +60,28 @@ static int run(int me, int count, char **values, const nvshmemx_uniqueid_t &id)
     expect(cudaDeviceSynchronize());
     nvshmem_barrier_all();
     bool right = true;
-    if (plays) {
-        switch (values[2][0]) {
-        case 't': play<0><<<1, 1>>>(me, to, from, flag, bytes, number(4), out); break;
-        case 'w': play<1><<<1, 32>>>(me, to, from, flag, bytes, number(4), out); break;
-        default: play<2><<<1, BLOCK>>>(me, to, from, flag, bytes, number(4), out);
+    double took = 0;
+    if (of.plays) {
+        switch (of.scope) {
+        case 't': play<0><<<1, 1>>>(me, to, from, flag, bytes, of.rounds, out); break;
+        case 'w': play<1><<<1, 32>>>(me, to, from, flag, bytes, of.rounds, out); break;
+        default: play<2><<<1, BLOCK>>>(me, to, from, flag, bytes, of.rounds, out);
         }
         expect(cudaGetLastError());
         expect(cudaDeviceSynchronize());
         nvshmem_barrier_all();
         right = has_come(to, 2 - me, bytes);
-        if (me == 0)
-            std::printf("{\"gpus\": 2, \"bytes\": %llu, \"one_way_ns\": %.1f, \"right\": %s}\n", (unsigned long long)bytes,
-                        (double)*out / (2.0 * (double)number(4)), right ? "true" : "false");
+        took = (double)*out;
     } else {
-        float ms = 0;
-        for (uint64_t some : {WARM_UP, (uint64_t)number(3)}) {
-            if (me != 0) break;
-            cudaEvent_t began;
-            expect(cudaEventCreate(&began));
-            expect(cudaEventRecord(began));
-            uint64_t threads = number(2);
-            if (pours) pour<<<number(4), BLOCK>>>(to, from, bytes, some);
-            else words<<<(threads + 255) / 256, threads < 256 ? threads : 256>>>((uint64_t *)to, some);
-            expect(cudaGetLastError());
-            ms = ms_of(began);
-        }
+        auto launch = [&](uint64_t some) {
+            if (of.pours) pour<<<of.blocks, BLOCK>>>(to, from, bytes, some);
+            else words<<<of.words_grid(), of.words_block()>>>((uint64_t *)to, some);
+        };
+        if (me == 0) took = of.seconds(launch);
         nvshmem_barrier_all();
-        if (me == 1 && pours) right = has_come(to, 1, bytes / number(4) * number(4));
-        double times = (double)number(3) / (ms / 1e3);
-        if (me == 0 && pours)
-            std::printf("{\"gpus\": 2, \"bytes\": %llu, \"blocks\": %llu, \"gigabytes_a_second\": %.2f, \"right\": true}\n",
-                        (unsigned long long)bytes, (unsigned long long)number(4), (double)bytes * times / 1e9);
-        if (me == 0 && !pours)
-            std::printf("{\"gpus\": 2, \"threads\": %llu, \"operations_a_second\": %.0f, \"right\": true}\n", (unsigned long long)number(2),
-                        (double)number(2) * times);
+        if (me == 1 && of.pours) right = has_come(to, 1, of.poured());
     }
+    if (me == 0) of.say(2, took, right);
     nvshmem_finalize();
     return right ? 0 : 1;
 }
@@ -147,18 +89,9 @@ static int run(int me, int count, char **values, const nvshmemx_uniqueid_t &id)
 int main(int count, char **values)
 {
     if (count < 4) return 2;
-    int ways[2];
-    if (pipe(ways) != 0) return 3;
-    // The first process makes the id; both begin to use CUDA after the fork.
-    pid_t child = fork();
-    nvshmemx_uniqueid_t id = NVSHMEMX_UNIQUEID_INITIALIZER;
-    if (child == 0) {
-        if (read(ways[0], &id, sizeof id) != (ssize_t)sizeof id) return 3;
-        return run(1, count, values, id);
-    }
-    if (nvshmemx_get_uniqueid(&id) != 0 || write(ways[1], &id, sizeof id) != (ssize_t)sizeof id) return 3;
-    int ended = run(0, count, values, id), status = 0;
-    std::fflush(stdout);
-    waitpid(child, &status, 0);
-    return ended != 0 ? ended : WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    auto make = [](nvshmemx_uniqueid_t &id) {
+        if (nvshmemx_get_uniqueid(&id) != 0) fail("nvshmemx_get_uniqueid", "no id");
+    };
+    auto runs = [&](int me, const nvshmemx_uniqueid_t &id) { return run(me, Case(count, values), id); };
+    return in_two_processes(nvshmemx_uniqueid_t NVSHMEMX_UNIQUEID_INITIALIZER, make, runs);
 }

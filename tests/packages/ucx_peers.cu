@@ -4,39 +4,21 @@
 //                                  UCX's counter has no fence before it: with one, unless together
 //   ucx_peers bandwidth BYTES ROUNDS BLOCKS
 //   ucx_peers rate THREADS OPERATIONS
-#include <cuda_runtime.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <ucp/api/device/ucp_device_impl.h>
 #include <ucp/api/device/ucp_host.h>
 #include <ucp/api/ucp.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <ctime>
-#include <vector>
 
-constexpr uint64_t WARM_UP = 20;
-constexpr unsigned BLOCK = 512;
+#include "../programs/net/case.cuh"
+
 constexpr time_t PATIENCE_S = 20;
-// Memory begins with the counter that the other adds to, and the bytes to send.
-constexpr uint64_t OUTBOX = 128;
-
-static void expect(cudaError_t status)
-{
-    if (status == cudaSuccess) return;
-    std::printf("{\"failed\": \"%s\"}\n", cudaGetErrorString(status));
-    std::exit(1);
-}
 
 static void expect(ucs_status_t status, const char *what)
 {
-    if (status == UCS_OK) return;
-    std::printf("{\"failed\": \"%s: %s\"}\n", what, ucs_status_string(status));
-    std::exit(1);
+    if (status != UCS_OK) fail(what, ucs_status_string(status));
 }
 #define UCX(call) expect(call, #call)
 
@@ -54,18 +36,6 @@ struct Sides {
     char *memory;
     uint64_t *out;  // nanoseconds, failures
 };
-
-__device__ uint64_t now_ns()
-{
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-    return ns;
-}
-
-__host__ __device__ uint64_t inbox(uint64_t bytes)
-{
-    return OUTBOX + (bytes + 127) / 128 * 128;
-}
 
 template <ucs_device_level_t level> __device__ bool put(const Sides &sides, uint64_t at, uint64_t to, uint64_t bytes)
 {
@@ -219,15 +189,6 @@ static ucp_context_h opened()
     return context;
 }
 
-static bool has_come(const char *at, int value, uint64_t bytes)
-{
-    std::vector<char> copy(bytes);
-    expect(cudaMemcpy(copy.data(), at, bytes, cudaMemcpyDefault));
-    for (char one : copy)
-        if (one != value) return false;
-    return true;
-}
-
 static bool words_have_come(const char *at, uint64_t threads, uint64_t operations)
 {
     std::vector<uint64_t> copy(threads);
@@ -237,20 +198,10 @@ static bool words_have_come(const char *at, uint64_t threads, uint64_t operation
     return true;
 }
 
-static float ms_of(cudaEvent_t began)
+template <bool together> static void plays(const Sides &sides, int me, const Case &of)
 {
-    cudaEvent_t ended;
-    float ms = 0;
-    expect(cudaEventCreate(&ended));
-    expect(cudaEventRecord(ended));
-    expect(cudaEventSynchronize(ended));
-    expect(cudaEventElapsedTime(&ms, began, ended));
-    return ms;
-}
-
-template <bool together> static void plays(const Sides &sides, int me, char scope, uint64_t bytes, uint64_t rounds)
-{
-    switch (scope) {
+    uint64_t bytes = of.bytes, rounds = of.rounds;
+    switch (of.scope) {
     case 't': play<UCS_DEVICE_LEVEL_THREAD, together><<<1, 1>>>(sides, me, bytes, rounds); break;
     case 'w': play<UCS_DEVICE_LEVEL_WARP, together><<<1, 32>>>(sides, me, bytes, rounds); break;
     default: play<UCS_DEVICE_LEVEL_BLOCK, together><<<1, BLOCK>>>(sides, me, bytes, rounds);
@@ -259,12 +210,10 @@ template <bool together> static void plays(const Sides &sides, int me, char scop
     expect(cudaDeviceSynchronize());
 }
 
-static int run(int me, int count, char **values, int socket)
+static int run(int me, const Case &of, int socket)
 {
     expect(cudaSetDevice(me));
-    auto number = [&](int at) { return at < count ? std::strtoull(values[at], nullptr, 10) : 0; };
-    bool plays_it = std::strcmp(values[1], "latency") == 0, pours = std::strcmp(values[1], "bandwidth") == 0;
-    uint64_t bytes = plays_it ? number(3) : pours ? number(2) : number(2) * 8, all = inbox(bytes) + bytes;
+    uint64_t bytes = of.bytes, all = inbox(bytes) + bytes;
     char *memory;
     expect(cudaMalloc((void **)&memory, all));
     expect(cudaMemset(memory, 0, OUTBOX));
@@ -281,38 +230,24 @@ static int run(int me, int count, char **values, int socket)
     other.meet();
     bool right = true;
     char *to = memory + inbox(bytes);
-    if (plays_it) {
-        if (count > 5) plays<true>(sides, me, values[2][0], bytes, number(4));
-        else plays<false>(sides, me, values[2][0], bytes, number(4));
+    double took = 0;
+    if (of.plays) {
+        if (of.together) plays<true>(sides, me, of);
+        else plays<false>(sides, me, of);
         other.meet();
-        right = has_come(to, 2 - me, bytes) && sides.out[1] == 0;
-        if (me == 0)
-            std::printf("{\"gpus\": 2, \"bytes\": %llu, \"one_way_ns\": %.1f, \"right\": %s}\n", (unsigned long long)bytes,
-                        (double)sides.out[0] / (2.0 * (double)number(4)), right ? "true" : "false");
+        right = has_come(to, 2 - me, bytes);
+        took = (double)sides.out[0];
     } else {
-        float ms = 0;
-        for (uint64_t some : {WARM_UP, (uint64_t)number(3)}) {
-            if (me != 0) break;
-            cudaEvent_t began;
-            expect(cudaEventCreate(&began));
-            expect(cudaEventRecord(began));
-            uint64_t threads = number(2);
-            if (pours) pour<<<number(4), BLOCK>>>(sides, bytes, some);
-            else words<<<(threads + 255) / 256, threads < 256 ? threads : 256>>>(sides, bytes, some);
-            expect(cudaGetLastError());
-            ms = ms_of(began);
-        }
+        auto launch = [&](uint64_t some) {
+            if (of.pours) pour<<<of.blocks, BLOCK>>>(sides, bytes, some);
+            else words<<<of.words_grid(), of.words_block()>>>(sides, bytes, some);
+        };
+        if (me == 0) took = of.seconds(launch);
         other.meet();
-        if (me == 1) right = pours ? has_come(to, 1, bytes / number(4) * number(4)) : words_have_come(to, number(2), number(3));
-        right = right && sides.out[1] == 0;
-        double times = (double)number(3) / (ms / 1e3);
-        if (me == 0 && pours)
-            std::printf("{\"gpus\": 2, \"bytes\": %llu, \"blocks\": %llu, \"gigabytes_a_second\": %.2f, \"right\": true}\n",
-                        (unsigned long long)bytes, (unsigned long long)number(4), (double)bytes * times / 1e9);
-        if (me == 0 && !pours)
-            std::printf("{\"gpus\": 2, \"threads\": %llu, \"operations_a_second\": %.0f, \"right\": true}\n", (unsigned long long)number(2),
-                        (double)number(2) * times);
+        if (me == 1) right = of.pours ? has_come(to, 1, of.poured()) : words_have_come(to, of.threads, of.rounds);
     }
+    right = right && sides.out[1] == 0;
+    if (me == 0) of.say(2, took, right);
     std::fflush(stdout);
     other.meet();
     // Nothing is closed: the end of both processes does that.
@@ -322,15 +257,16 @@ static int run(int me, int count, char **values, int socket)
 int main(int count, char **values)
 {
     if (count < 4) return 2;
+    Case of(count, values);
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 3;
     // Both begin to use CUDA after the fork.
     pid_t child = fork();
     close(ends[child == 0 ? 0 : 1]);
-    if (child == 0) return run(1, count, values, ends[1]);
+    if (child == 0) return run(1, of, ends[1]);
     // run() ends the process, so that a third one waits for both.
     pid_t first = fork();
-    if (first == 0) return run(0, count, values, ends[0]);
+    if (first == 0) return run(0, of, ends[0]);
     close(ends[0]);
     int status = 0, worst = 0;
     for (pid_t one : {child, first}) {

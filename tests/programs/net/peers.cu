@@ -3,12 +3,7 @@
 //                                         both put and signal in turns, or by put_signal: nanoseconds of one way
 //   peers bandwidth BYTES ROUNDS BLOCKS   blocks of 512 threads put together, and wait: gigabytes a second
 //   peers rate THREADS OPERATIONS         each thread writes words, and waits: operations a second
-#include <cuda_runtime.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-
+#include "case.cuh"
 #include "outboard/net.cuh"
 
 using namespace outboard::net;
@@ -19,7 +14,6 @@ using namespace outboard::net;
 using PeerQueue = QueueOf<Providers::PROVIDERS>;
 
 constexpr uint64_t PATIENCE_NS = 20000000000ull;
-constexpr uint32_t WARM_UP = 20, BLOCK = 512;
 
 // A GPU's end: what it reads and where it writes, and the flag that the other sets.
 struct End {
@@ -33,18 +27,8 @@ struct Both {
     End ends[2];
 };
 
-static void expect(cudaError_t status)
-{
-    if (status == cudaSuccess) return;
-    std::printf("{\"failed\": \"%s\"}\n", cudaGetErrorString(status));
-    std::exit(1);
-}
-
 #define DO(call) \
-    if ((call) != 0) { \
-        std::printf("{\"failed\": \"%s: %s\"}\n", #call, outboard_net_message()); \
-        std::exit(1); \
-    }
+    if ((call) != 0) fail(#call, outboard_net_message())
 
 // Thread 0 of the group waits, and the others for it. False in that thread alone.
 template <Scope scope> __device__ bool arrived(const uint64_t *flag, uint64_t generation)
@@ -106,26 +90,6 @@ __global__ void words(const End *given, uint32_t operations)
     if (failure) end.out[1] = 1 + failure.syndrome;
 }
 
-struct Timer {
-    cudaEvent_t began, ended;
-
-    Timer()
-    {
-        expect(cudaEventCreate(&began));
-        expect(cudaEventCreate(&ended));
-        expect(cudaEventRecord(began));
-    }
-
-    double seconds()
-    {
-        float ms = 0;
-        expect(cudaEventRecord(ended));
-        expect(cudaEventSynchronize(ended));
-        expect(cudaEventElapsedTime(&ms, began, ended));
-        return ms / 1e3;
-    }
-};
-
 static void *pinned(size_t bytes)
 {
     void *at = nullptr;
@@ -173,20 +137,17 @@ static Both opened(int gpus, uint64_t bytes)
 // Whether the other end of a side has its bytes.
 static bool has_come(const Both &both, int side, uint64_t bytes)
 {
-    char *copy = (char *)pinned(bytes);
-    expect(cudaMemcpy(copy, (const void *)both.ends[side].to.address, bytes, cudaMemcpyDefault));
-    for (uint64_t i = 0; i < bytes; ++i)
-        if (copy[i] != side + 1) return false;
-    return true;
+    return has_come((const char *)both.ends[side].to.address, side + 1, bytes);
 }
 
-template <Scope scope> static void latency(int gpus, uint64_t bytes, uint64_t rounds, bool together)
+template <Scope scope> static int latency(int gpus, const Case &of)
 {
+    uint64_t bytes = of.bytes, rounds = of.rounds;
     Both both = opened(gpus, bytes);
     int threads = scope == Scope::thread ? 1 : scope == Scope::warp ? 32 : BLOCK;
     for (int side = 0; side < gpus; ++side) {
         expect(cudaSetDevice(side));
-        if (together) play<scope, true><<<2 / gpus, threads>>>(both, side, bytes, rounds);
+        if (of.together) play<scope, true><<<2 / gpus, threads>>>(both, side, bytes, rounds);
         else play<scope, false><<<2 / gpus, threads>>>(both, side, bytes, rounds);
         expect(cudaGetLastError());
     }
@@ -195,9 +156,8 @@ template <Scope scope> static void latency(int gpus, uint64_t bytes, uint64_t ro
         expect(cudaDeviceSynchronize());
     }
     bool right = both.ends[0].out[1] == 0 && both.ends[1].out[1] == 0 && has_come(both, 0, bytes) && has_come(both, 1, bytes);
-    std::printf("{\"gpus\": %d, \"bytes\": %llu, \"one_way_ns\": %.1f, \"right\": %s}\n", gpus, (unsigned long long)bytes,
-                (double)both.ends[0].out[0] / (2.0 * (double)rounds), right ? "true" : "false");
-    std::exit(right ? 0 : 1);
+    of.say(gpus, (double)both.ends[0].out[0], right);
+    return right ? 0 : 1;
 }
 
 int main(int count, char **values)
@@ -206,39 +166,25 @@ int main(int count, char **values)
     int gpus = 0;
     expect(cudaGetDeviceCount(&gpus));
     gpus = gpus > 2 ? 2 : gpus;
-    auto number = [&](int at) { return at < count ? std::strtoull(values[at], nullptr, 10) : 0; };
-    if (std::strcmp(values[1], "latency") == 0) {
-        bool together = count > 5;
-        switch (values[2][0]) {
-        case 't': latency<Scope::thread>(gpus, number(3), number(4), together); break;
-        case 'w': latency<Scope::warp>(gpus, number(3), number(4), together); break;
-        default: latency<Scope::block>(gpus, number(3), number(4), together);
+    Case of(count, values);
+    if (of.plays) {
+        switch (of.scope) {
+        case 't': return latency<Scope::thread>(gpus, of);
+        case 'w': return latency<Scope::warp>(gpus, of);
+        default: return latency<Scope::block>(gpus, of);
         }
     }
-    bool pours = std::strcmp(values[1], "bandwidth") == 0;
-    uint64_t threads = number(2), bytes = pours ? number(2) : threads * 8, rounds = number(3), blocks = number(4);
-    Both both = opened(gpus, bytes);
+    Both both = opened(gpus, of.bytes);
     expect(cudaSetDevice(0));
     // In the GPU's memory, so that what each call takes is in registers.
     End *given = nullptr;
     expect(cudaMalloc(&given, sizeof *given));
     expect(cudaMemcpy(given, &both.ends[0], sizeof *given, cudaMemcpyHostToDevice));
-    double seconds = 0;
-    for (uint64_t some : {(uint64_t)WARM_UP, rounds}) {
-        Timer timer;
-        if (pours) pour<<<blocks, BLOCK>>>(given, bytes, some);
-        else words<<<(threads + 255) / 256, threads < 256 ? threads : 256>>>(given, some);
-        expect(cudaGetLastError());
-        seconds = timer.seconds();
-    }
-    bool right = both.ends[0].out[1] == 0;
-    if (pours) {
-        right = right && has_come(both, 0, bytes / blocks * blocks);
-        std::printf("{\"gpus\": %d, \"bytes\": %llu, \"blocks\": %llu, \"gigabytes_a_second\": %.2f, \"right\": %s}\n", gpus,
-                    (unsigned long long)bytes, (unsigned long long)blocks, (double)(bytes * rounds) / seconds / 1e9, right ? "true" : "false");
-    } else {
-        std::printf("{\"gpus\": %d, \"threads\": %llu, \"operations_a_second\": %.0f, \"right\": %s}\n", gpus, (unsigned long long)threads,
-                    (double)(threads * rounds) / seconds, right ? "true" : "false");
-    }
+    double took = of.seconds([&](uint64_t some) {
+        if (of.pours) pour<<<of.blocks, BLOCK>>>(given, of.bytes, some);
+        else words<<<of.words_grid(), of.words_block()>>>(given, some);
+    });
+    bool right = both.ends[0].out[1] == 0 && (!of.pours || has_come(both, 0, of.poured()));
+    of.say(gpus, took, right);
     return right ? 0 : 1;
 }

@@ -1,20 +1,12 @@
 // Two processes, whose kernels put and signal in turns by the provider of OUTBOARD_NET_PROVIDER: one line of JSON with the
 // nanoseconds of one way.
 //   turns RANK IP:PORT BYTES ROUNDS gpu|host      0 listens; both use the first GPU, and memory of it or of the host
-#include <cuda_runtime.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
+#include "case.cuh"
 #include "outboard/net.cuh"
 
 using namespace outboard::net;
 
-constexpr uint64_t PATIENCE_NS = 20000000000ull, WARM_UP = 20;
-// Memory begins with the flag that the other sets, and the bytes to send.
-constexpr uint64_t OUTBOX = 128;
+constexpr uint64_t PATIENCE_NS = 20000000000ull;
 
 struct Player {
     outboard_net_queue queue;
@@ -25,18 +17,8 @@ struct Player {
     int rank;
 };
 
-static void expect(cudaError_t status)
-{
-    if (status == cudaSuccess) return;
-    std::printf("{\"failed\": \"%s\"}\n", cudaGetErrorString(status));
-    std::exit(1);
-}
-
 #define DO(call) \
-    if ((call) != 0) { \
-        std::printf("{\"failed\": \"%s: %s\"}\n", #call, outboard_net_message()); \
-        std::exit(1); \
-    }
+    if ((call) != 0) fail(#call, outboard_net_message())
 
 __global__ void play(const Player *given, uint64_t bytes, uint64_t rounds)
 {
@@ -82,7 +64,7 @@ int main(int count, char **values)
     int rank = std::atoi(values[1]);
     uint64_t bytes = std::strtoull(values[3], nullptr, 10), rounds = std::strtoull(values[4], nullptr, 10);
     bool of_gpu = std::strcmp(values[5], "gpu") == 0;
-    uint64_t inbox = OUTBOX + (bytes + 127) / 128 * 128, all = (inbox + bytes + 65535) / 65536 * 65536;
+    uint64_t at = inbox(bytes), all = (at + bytes + 65535) / 65536 * 65536;
     char *memory = (char *)allocated(all, of_gpu);
     expect(cudaMemset(memory + OUTBOX, rank + 1, bytes));
     expect(cudaDeviceSynchronize());
@@ -97,7 +79,7 @@ int main(int count, char **values)
     DO(outboard_net_register(net, memory, all, 15, &mine.key));
     DO(outboard_net_meet(net, side->queue.qpn, values[2], rank == 0 ? OUTBOARD_NET_LISTENS : 0, 30000, &mine, &theirs));
     side->from = Local{(uint64_t)memory + OUTBOX, mine.key};
-    side->to = Remote{theirs.address + inbox, theirs.key};
+    side->to = Remote{theirs.address + at, theirs.key};
     side->flag = Remote{theirs.address, theirs.key};
     side->mine = (const uint64_t *)memory;
     side->out = (uint64_t *)allocated(16, false);
@@ -105,10 +87,7 @@ int main(int count, char **values)
     play<<<1, 1>>>(side, bytes, rounds);
     expect(cudaGetLastError());
     expect(cudaDeviceSynchronize());
-    std::vector<char> came(bytes);
-    expect(cudaMemcpy(came.data(), memory + inbox, bytes, cudaMemcpyDefault));
-    bool right = side->out[1] == 0;
-    for (char one : came) right = right && one == 2 - rank;
+    bool right = has_come(memory + at, 2 - rank, bytes) && side->out[1] == 0;
     std::printf("{\"bytes\": %llu, \"rounds\": %llu, \"one_way_ns\": %.1f, \"right\": %s, \"syndrome\": %llu}\n", (unsigned long long)bytes,
                 (unsigned long long)rounds, (double)side->out[0] / (2.0 * (double)rounds), right ? "true" : "false",
                 (unsigned long long)side->out[1]);
