@@ -15,6 +15,8 @@ pub(crate) struct Local {
     pub(crate) server: Cell<Option<u8>>,
     /// Whether the current call has sent something or waited.
     pub(crate) did: Cell<Did>,
+    /// Whether the current call has begun with a look at the mirrors, for launches that were held.
+    pub(crate) has_looked: Cell<bool>,
     /// Bytes that the current call has sent and will receive, if calls are recorded.
     pub(crate) request_bytes: Cell<u64>,
     pub(crate) response_bytes: Cell<u64>,
@@ -39,6 +41,7 @@ thread_local! {
             context: Cell::new(None),
             server: Cell::new(None),
             did: Cell::new(Did::Nothing),
+            has_looked: Cell::new(false),
             request_bytes: Cell::new(0),
             response_bytes: Cell::new(0),
             call: Cell::new(0),

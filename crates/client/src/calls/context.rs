@@ -104,7 +104,7 @@ impl Driver {
         let mut pushed = Ok(());
         if !self.session.progress.is_idle() {
             // The work is waited for in spite of an error: memory may be freed after that.
-            pushed = self.push_visible();
+            pushed = self.push_before_wait();
             let frees = self.pools_mark();
             let group = Group::watching(self.word());
             let (slot, value) = group.word();

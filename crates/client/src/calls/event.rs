@@ -160,7 +160,7 @@ impl Driver {
         event.doubt();
         let record = event.records.made();
         if !event.records.is_reached(record) {
-            self.push_visible()?;
+            self.push_before_wait()?;
             event.watched.store(true, Ordering::Release);
             let subscribed = event.query.lock().clone();
             let group = match subscribed {

@@ -55,7 +55,7 @@ impl Driver {
             return self.session.take_fault();
         }
         // A kernel may be waiting for a word that the program has written since.
-        self.push_visible()?;
+        self.push_before_wait()?;
         if self.settle_taken(stream, &done)? {
             return self.session.take_fault();
         }
@@ -144,7 +144,7 @@ impl Driver {
         if point.is_known(self) {
             return self.session.take_fault();
         }
-        self.push_visible()?;
+        self.push_before_wait()?;
         let mut asked = asked.lock();
         let mut seen = false;
         match &*asked {

@@ -125,7 +125,9 @@ impl Observed {
     #[cold]
     fn end(&mut self, number: usize, result: CUresult) {
         optimise::finish(self.outer);
-        let kind = stats::end(&thread::here(), number);
+        let thread = thread::here();
+        thread.has_looked.set(false);
+        let kind = stats::end(&thread, number);
         if let Some(start) = self.start {
             times::end(number, kind, start);
         }
@@ -155,7 +157,9 @@ pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>)
     if let Err(error) = before_call(UNUSUAL.load(Ordering::Relaxed), true) {
         return error;
     }
-    match catch_unwind(AssertUnwindSafe(call)) {
+    let done = catch_unwind(AssertUnwindSafe(call));
+    thread::here().has_looked.set(false);
+    match done {
         Ok(done) => done.err().unwrap_or(CUresult::CUDA_SUCCESS),
         Err(_) => {
             log::warn(format_args!(

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     library_thread,
     observe::{conditions, stats},
+    thread,
 };
 
 /// Looks in vain of the thread that sends what is held for too long, before it sleeps until it is
@@ -29,7 +30,9 @@ fn send_held() -> Result<(), CUresult> {
             true => Ok(()),
             false => {
                 open.is_looked_at_by_this_thread();
-                driver.look(&mut open, false)
+                let looked = driver.look(&mut open, false);
+                thread::here().has_looked.set(looked.is_ok());
+                looked
             }
         }
     })

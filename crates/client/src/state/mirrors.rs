@@ -53,7 +53,7 @@ use super::{
     mirror::Mirror,
     rest::Questions,
 };
-use crate::{log, session::MirrorCopy};
+use crate::{log, session::MirrorCopy, thread};
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
@@ -615,6 +615,19 @@ impl Driver {
             return self.push_written(true);
         }
         Ok(())
+    }
+
+    /// Updates mirrors before a wait or a query: a kernel may be waiting for the program's word.
+    /// That has been done if the call began with a look.
+    pub(crate) fn push_before_wait(&self) -> Result<(), CUresult> {
+        if !thread::here().has_looked.take() {
+            return self.push_visible();
+        }
+        let look = self.mirrors.looks.load(Ordering::Acquire);
+        match self.mirrors.are_lent.load(Ordering::Acquire) {
+            true => self.push_visible(),
+            false => self.close_unnamed(&mut self.mirrors.open.lock(), look, true),
+        }
     }
 
     /// Updates mirrors before work in a stream that may reach any of them by pointers in the GPU's
