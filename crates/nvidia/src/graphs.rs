@@ -517,6 +517,7 @@ impl Nvidia {
         } else {
             // Whether a part was updated is not known.
             exec.copies_on_host |= copies_on_host;
+            exec.memory.extend(memory);
         }
         let mut number = |node: real::Node, fresh: u64| match node.is_null() {
             true => Ok(0),

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, UNKNOWN = 999 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, UPDATE_FAILURE = 910, UNKNOWN = 999 };
 typedef int result;
 typedef struct { atomic_int context; atomic_int held; } event;
 
@@ -247,7 +247,13 @@ result cuGraphChildGraphNodeGetGraph(uintptr_t n, uintptr_t *g) { return object(
 result cuGraphMemcpyNodeSetParams(uintptr_t n, const void *copy) { return SUCCESS; }
 result cuGraphExecMemcpyNodeSetParams(uintptr_t e, uintptr_t n, const void *copy, uintptr_t c) { return SUCCESS; }
 result cuGraphInstantiateWithFlags(uintptr_t *e, uintptr_t g, uint64_t flags) { session = pthread_self(); return object(e); }
-result cuGraphExecUpdate_v2(uintptr_t e, uintptr_t g, void *info) { memset(info, 0, 24); return SUCCESS; }
+static int updates_fail;
+void fake_updates_fail(int on) { updates_fail = on; }
+result cuGraphExecUpdate_v2(uintptr_t e, uintptr_t g, void *info) {
+  memset(info, 0, 24);
+  *(int *)info = updates_fail;
+  return updates_fail ? UPDATE_FAILURE : SUCCESS;
+}
 result cuGraphExecDestroy(uintptr_t e) { free((void *)e); return SUCCESS; }
 result cuGraphLaunch(uintptr_t e, uintptr_t s) { launched_aside += !pthread_equal(session, pthread_self()); return SUCCESS; }
 static uintptr_t graph_of_capture;

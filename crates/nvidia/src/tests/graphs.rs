@@ -240,6 +240,15 @@ fn memory_of_captured_copies_lives_as_long_as_what_reads_it() {
         }));
         assert_eq!(held(&graphs, exec), 1);
     }
+    // One that fails may have replaced a part.
+    fake.ask("fake_updates_fail", 1);
+    let (other, _) = copied(&mut graphs);
+    graphs.done(Request::GraphExecUpdate(messages::GraphExecUpdate {
+        exec,
+        graph: other,
+        first_node: 10_000,
+    }));
+    assert_eq!(held(&graphs, exec), 2);
     let h_graph = first;
     graphs.done(Request::CuGraphDestroy(messages::CuGraphDestroy {
         h_graph,
