@@ -7,8 +7,10 @@ use outboard_wire::messages::CopyOut;
 use tracing::trace;
 
 use super::{
+    aside::Room,
     data_connections::{Answer, DataConnections},
     exposed::Source,
+    limits,
     message_stats::{self, Counters},
     outbox::{Outbox, Placed},
     waiting::{Waiting, WaitingList},
@@ -46,9 +48,15 @@ pub(super) enum WithoutRoom {
     Wait,
 }
 
-/// Returns whether a reply can be sent at once.
-pub(super) fn has_room(entry: &Waiting, data_connections: &DataConnections) -> bool {
-    !(entry.gives_data() && entry.on_data_connection) || data_connections.have_room()
+/// Returns whether a reply can be sent at once, as far as it is known.
+pub(super) fn has_room(
+    entry: &Waiting,
+    own: Option<&Room>,
+    data_connections: &DataConnections,
+) -> bool {
+    let is_own = || own.is_none_or(Room::is_there);
+    let is_theirs = || !entry.on_data_connection || data_connections.have_room();
+    !entry.gives_data() || is_own() && is_theirs()
 }
 
 /// Sends the replies that are ready.
@@ -60,8 +68,14 @@ pub(super) fn send_answers(
     without_room: WithoutRoom,
 ) -> Result<(), outboard_link::Error> {
     let now = Instant::now();
-    let may_go =
-        |entry: &Waiting| without_room == WithoutRoom::Wait || has_room(entry, data_connections);
+    let (own, pending) = (outbox.room(), waiting.len());
+    let mut sent_bytes = 0;
+    let may_go = |entry: &Waiting| {
+        let is_turn = own.is_none() || sent_bytes < limits::SENT_BYTES_MAX;
+        sent_bytes += entry.bytes();
+        without_room == WithoutRoom::Wait
+            || is_turn && has_room(entry, own.as_ref(), data_connections)
+    };
     for (entry, result) in waiting.take_ready(now, may_go) {
         stats.waited(entry.op, now - entry.since);
         let Some(entry) = answer_for_peer(entry, &result, outbox, stats)? else {
@@ -75,6 +89,12 @@ pub(super) fn send_answers(
             (Ok(_), 0) => {}
             (Ok(Some(_)), _) if entry.on_data_connection => {
                 answer_on_data_connection(entry, outbox, data_connections, stats)?;
+                continue;
+            }
+            (Ok(Some(data)), _) if outbox.leaves(data.len(), pending, now) => {
+                stats.answered(entry.op, data.len());
+                trace_answer(entry.op, entry.token, "answered by another thread");
+                outbox.leave(entry)?;
                 continue;
             }
             (Ok(None), token) => outbox.reply(entry.op, token, &[])?,

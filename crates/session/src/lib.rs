@@ -1,4 +1,4 @@
-//! One client's session: executes its messages in order, replies when the device is done,
+//! One client's session: executes its messages strictly in order, replies when the device is done,
 //! and sends the device's notes.
 //!
 //! One thread does all of it and never blocks on the GPU. Work that takes time is a
@@ -35,6 +35,7 @@
 //! there is some, and what becomes ready later follows it.
 
 mod answers;
+mod aside;
 mod blocked_service;
 mod changes;
 mod data_connections;
@@ -388,7 +389,7 @@ impl Session<'_> {
         }
         if without_room == WithoutRoom::Leave
             && let Some(first) = self.waiting.held_back()
-            && !has_room(first, &self.data_connections)
+            && !has_room(first, self.outbox.room().as_ref(), &self.data_connections)
         {
             return Ok(false);
         }

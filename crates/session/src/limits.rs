@@ -48,6 +48,14 @@ pub const SLEEP_FEW_CORES_FRACTION: u32 = 16;
 pub const SLEEP_LONG_FRACTION: u32 = 1_024;
 pub const SLEEP_LONG_US_MAX: u64 = 5_000;
 
+/// Time after long data from the client for which replies with data are left to a thread of their
+/// own, over an emulated network, and pending replies from which they are: a single one is sooner
+/// sent than that thread wakes.
+pub const BOTH_WAYS_MS: u64 = 1_000;
+pub const STREAM_REPLIES_MIN: usize = 4;
+/// Data sent there before messages are looked for again.
+pub const SENT_BYTES_MAX: usize = 4 << 20;
+
 /// Interval at which the session sends ready replies while it waits for data on a data connection.
 pub const DATA_CONNECTION_LOOK_MS: u64 = 1;
 

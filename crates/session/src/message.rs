@@ -226,6 +226,9 @@ impl Session<'_> {
         let end = Instant::now();
         let spent = end - start;
         self.looked_at = Some(end);
+        if frame_len >= PLACED_BYTES_MIN {
+            self.outbox.has_received(end);
+        }
         self.stats.count(header.op, frame_len, spent);
         if enabled!(Level::TRACE) {
             let failure = executed.outcome.as_ref().err();

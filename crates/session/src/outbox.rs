@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use outboard_api::CUresult;
 use outboard_device::Failure;
-use outboard_link::{DeviceBulk, Error, Payload, RdmaTarget, RdmaUse, Registrar, Sender};
+use outboard_link::{DeviceBulk, Error, LinkKind, Payload, RdmaTarget, RdmaUse, Registrar, Sender};
 use outboard_wire::{
     EncodeError, Message, Writer,
     frame::{FROM_GPU, HEADER_BYTES, ReplyHeader, WRITTEN},
@@ -13,7 +13,13 @@ use outboard_wire::{
     network::Network,
 };
 
-use super::{End, exposed::Source, limits, message_stats, waiting::Waiting};
+use super::{
+    End,
+    aside::{Aside, Room},
+    exposed::Source,
+    limits, message_stats,
+    waiting::Waiting,
+};
 
 /// Whether a long reply was sent by the adapter.
 pub(super) enum Placed {
@@ -29,8 +35,18 @@ impl Payload for Waiting {
     }
 }
 
+/// The way to the client.
+enum Way {
+    Own(Sender),
+    /// Over an emulated network, whose replies with data a thread sends if data comes the other
+    /// way, too.
+    Shared(Aside),
+}
+
 pub(super) struct Outbox {
-    sender: Sender,
+    way: Way,
+    /// Time until which such replies are left to that thread.
+    aside_until: Option<Instant>,
     /// Replies handed to data connections. Each frame sent here carries the count, and takes effect
     /// after them.
     given: u32,
@@ -44,7 +60,11 @@ pub(super) struct Outbox {
 impl Outbox {
     pub(super) fn new(sender: Sender) -> Outbox {
         Outbox {
-            sender,
+            way: match sender.kind() {
+                LinkKind::Emulated => Way::Shared(Aside::new(sender)),
+                _ => Way::Own(sender),
+            },
+            aside_until: None,
             given: 0,
             faults: FaultBudget::default(),
             is_reading: false,
@@ -55,11 +75,67 @@ impl Outbox {
     /// Sends replies over another emulated network from now on. Returns false if no network is
     /// emulated.
     pub(super) fn change_network(&mut self, network: &Network) -> bool {
-        match self.sender.emulation() {
-            Some(emulation) => emulation.change(network),
-            None => return false,
+        let change = |sender: &mut Sender| match sender.emulation() {
+            Some(emulation) => {
+                emulation.change(network);
+                true
+            }
+            None => false,
+        };
+        match &mut self.way {
+            Way::Own(sender) => change(sender),
+            Way::Shared(aside) => aside.with_sender(change),
         }
-        true
+    }
+
+    /// Notes that long data came from the client.
+    pub(super) fn has_received(&mut self, now: Instant) {
+        if matches!(self.way, Way::Shared(_)) {
+            self.aside_until = Some(now + Duration::from_millis(limits::BOTH_WAYS_MS));
+        }
+    }
+
+    /// Returns the room for replies with data, if it is known.
+    pub(super) fn room(&self) -> Option<Room> {
+        match &self.way {
+            Way::Own(_) => None,
+            Way::Shared(aside) => Some(aside.room()),
+        }
+    }
+
+    /// Returns whether a reply with this much data, one of `pending`, is left to the thread.
+    pub(super) fn leaves(&self, bytes: usize, pending: usize, now: Instant) -> bool {
+        let Way::Shared(aside) = &self.way else {
+            return false;
+        };
+        let is_both_ways = self.aside_until.is_some_and(|until| now < until);
+        let is_stream = is_both_ways && pending >= limits::STREAM_REPLIES_MIN;
+        bytes >= PLACED_BYTES_MIN && (is_stream || aside.is_busy())
+    }
+
+    /// Gives a reply with data to the thread.
+    pub(super) fn leave(&mut self, entry: Waiting) -> Result<(), Error> {
+        let header = self.header(entry.token, CUresult::CUDA_SUCCESS)?;
+        match &mut self.way {
+            Way::Shared(aside) => aside.give(header, entry),
+            // Not reached: such a reply is not left.
+            Way::Own(_) => Err(Error::Misuse("a reply for a thread that is none")),
+        }
+    }
+
+    fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
+        match &mut self.way {
+            Way::Own(sender) => sender.send(parts),
+            Way::Shared(aside) => aside.send(parts),
+        }
+    }
+
+    /// Returns the half of an rdma link.
+    fn remote_memory(&mut self) -> Option<&mut outboard_link::rdma::Sender> {
+        match &mut self.way {
+            Way::Own(sender) => sender.remote_memory(),
+            Way::Shared(_) => None,
+        }
     }
 
     /// Sends the reply to a message that succeeded.
@@ -71,9 +147,9 @@ impl Outbox {
         }
         let header = self.header(token, CUresult::CUDA_SUCCESS)?;
         match *parts {
-            [] => self.sender.send(&[&header]),
-            [one] => self.sender.send(&[&header, one]),
-            [one, two] => self.sender.send(&[&header, one, two]),
+            [] => self.send(&[&header]),
+            [one] => self.send(&[&header, one]),
+            [one, two] => self.send(&[&header, one, two]),
             _ => Err(Error::Misuse("an answer of more than two parts")),
         }
     }
@@ -81,8 +157,8 @@ impl Outbox {
     /// Sends a long reply over rdma. The adapter reads the data in place if its memory can be
     /// registered, and writes it to the client's memory if the client named some.
     pub(super) fn place(&mut self, entry: Waiting) -> Result<Placed, Error> {
-        let (Some(remote), Ok(Some(data))) = (self.sender.remote_memory(), entry.reply_data())
-        else {
+        let given = self.given;
+        let (Some(remote), Ok(Some(data))) = (self.remote_memory(), entry.reply_data()) else {
             return Ok(Placed::No(entry));
         };
         if data.len() < PLACED_BYTES_MIN {
@@ -95,7 +171,7 @@ impl Outbox {
         let header = encoded(ReplyHeader {
             token: entry.token,
             placed: if to.is_some() { WRITTEN } else { 0 },
-            ..note_header(0, self.given)
+            ..note_header(0, given)
         })?;
         let length = (len as u32).to_le_bytes();
         let head: &[&[u8]] = match to {
@@ -131,12 +207,15 @@ impl Outbox {
             source: &source.registered,
             target: to,
         };
-        let kind = self.sender.kind();
-        let Some(remote) = self.sender.remote_memory() else {
+        let kind = match &self.way {
+            Way::Own(sender) => sender.kind(),
+            Way::Shared(_) => LinkKind::Emulated,
+        };
+        self.is_reading = true;
+        let Some(remote) = self.remote_memory() else {
             let what = "memory of a GPU that is read where it lies";
             return Err(Error::lacks(what, kind));
         };
-        self.is_reading = true;
         remote.send_device(head, bulk)?;
         Ok(source.len as usize)
     }
@@ -146,7 +225,6 @@ impl Outbox {
     pub(super) fn wait_until_device_read(&mut self) -> Result<(), Error> {
         match std::mem::take(&mut self.is_reading) {
             true => self
-                .sender
                 .remote_memory()
                 .map_or(Ok(()), |remote| remote.wait_until_device_read()),
             false => Ok(()),
@@ -155,13 +233,13 @@ impl Outbox {
 
     /// Returns the registrar of memory, if the link is rdma.
     pub(super) fn registrar(&mut self) -> Option<Registrar> {
-        let remote = self.sender.remote_memory();
+        let remote = self.remote_memory();
         remote.map(|remote| remote.registrar())
     }
 
     /// Releases memory that the adapter has finished reading.
     pub(super) fn drop_read_owners(&mut self) {
-        if let Some(remote) = self.sender.remote_memory() {
+        if let Some(remote) = self.remote_memory() {
             remote.drop_read_owners();
         }
     }
@@ -171,7 +249,7 @@ impl Outbox {
         let reason = cut(&failure.message);
         let header = self.header(token, failure.status)?;
         let len = (reason.len() as u32).to_le_bytes();
-        self.sender.send(&[&header, &len, reason])
+        self.send(&[&header, &len, reason])
     }
 
     /// Makes the header of a reply that goes over a data connection. The caller calls
@@ -196,12 +274,25 @@ impl Outbox {
     pub(super) fn note<'a, M: Message<'a>>(&mut self, number: u16, note: &M) -> Result<(), Error> {
         let len = HEADER_BYTES + note.encoded_len();
         let header = note_header(number, self.given);
-        let mut frame = self.sender.reserve(len)?;
-        header
-            .encode(&mut frame)
-            .and_then(|()| note.encode(&mut frame))
-            .map_err(defect)?;
-        frame.commit()
+        match &mut self.way {
+            Way::Own(sender) => {
+                let mut frame = sender.reserve(len)?;
+                header
+                    .encode(&mut frame)
+                    .and_then(|()| note.encode(&mut frame))
+                    .map_err(defect)?;
+                frame.commit()
+            }
+            Way::Shared(aside) => {
+                let mut frame = vec![0; len];
+                let mut room = Writer::new(&mut frame);
+                header
+                    .encode(&mut room)
+                    .and_then(|()| note.encode(&mut room))
+                    .map_err(defect)?;
+                aside.send(&[&frame])
+            }
+        }
     }
 
     /// Reports the failure of a message that has no reply.
@@ -261,7 +352,10 @@ impl Outbox {
     }
 
     pub(super) fn flush(&mut self) -> Result<(), Error> {
-        self.sender.flush()
+        match &mut self.way {
+            Way::Own(sender) => sender.flush(),
+            Way::Shared(aside) => aside.flush(),
+        }
     }
 
     fn send_fault(&mut self, op: u16, failure: &Failure, more: u64) -> Result<(), Error> {

@@ -8,6 +8,7 @@ use outboard_wire::{
     frame::{encode_request, encode_request_head, request_len},
     limits::PLACED_BYTES_MIN,
 };
+use parking_lot::MutexGuard;
 
 use super::{Numbered, Session};
 use crate::observe::{conditions, optimise, profile, record, times};
@@ -106,7 +107,9 @@ impl Session {
                     sender.send(&[&room[..head], data])?;
                     sender.flush()
                 });
-                drop(sender);
+                // Another thread's message goes between the pieces of a copy, which would otherwise
+                // keep the lock for most of the copy.
+                MutexGuard::unlock_fair(sender);
                 return match sent {
                     Ok(()) => Ok(number),
                     Err(error) => Err(self.lost_with(M::NAME, &error)),

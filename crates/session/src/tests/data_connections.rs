@@ -209,27 +209,6 @@ fn answers_come_on_data_connections_and_what_follows_says_how_many() {
     assert_eq!(client.board.pendings.load(SeqCst), 0);
 }
 
-/// Copies `data` to the device in a stream, with the message.
-fn copy_in(client: &mut Client, stream: u64, data: &[u8]) {
-    let message = messages::CopyIn {
-        dst: stream,
-        stream,
-        sync: 0,
-        data: data.into(),
-    };
-    client.send(0, &message);
-}
-
-/// Waits until the device has been given this many copies in memory that it provided.
-fn wait_until_placed(client: &Client, count: usize) {
-    let start = Instant::now();
-    while client.board.placed.load(SeqCst) < count {
-        assert!(start.elapsed() < PATIENCE, "{count} copies to the device");
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(client.board.placed.load(SeqCst), count);
-}
-
 #[test]
 fn copies_to_the_device_do_not_wait_for_copies_that_the_client_has_not_received() {
     const COPIES: u32 = 200;
@@ -240,14 +219,14 @@ fn copies_to_the_device_do_not_wait_for_copies_that_the_client_has_not_received(
     }
     client.fence(COPIES + 1, 3);
     // Nobody reads the data connections.
-    copy_in(&mut client, 5, &[5; 40_000]);
-    wait_until_placed(&client, 1);
+    client.copy_in(5);
+    client.wait_until_placed(1);
     // Nothing passes a copy in the stream of the others.
-    copy_in(&mut client, 3, &[3; 40_000]);
-    copy_in(&mut client, 6, &[6; 40_000]);
+    client.copy_in(3);
+    client.copy_in(6);
     client.fence(COPIES + 2, 6);
     thread::sleep(Duration::from_millis(3 * limits::STALL_MS_MAX));
-    wait_until_placed(&client, 1);
+    client.wait_until_placed(1);
     let mut seen: Vec<_> = thread::scope(|scope| {
         let read = |(_, receiver): &mut DataConnection| {
             let mut seen = Vec::new();

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod answers;
+mod aside;
 mod data_connections;
 mod foresight;
 mod net;
@@ -27,7 +28,7 @@ use std::{
 
 use outboard_api::CUresult;
 use outboard_device::{Cx, Device, Failure, HeldUp, Host, Pending, Placed, Wait as DeviceWait};
-use outboard_link::{Receiver, Segment, Sender, Stream, Wait};
+use outboard_link::{Receiver, Segment, Sender, Stream, Wait, emulated};
 use outboard_net::{Mapped, Registered, remote::Borrower};
 use outboard_wire::{
     Data, Message as _, Op, Reader,
@@ -36,6 +37,7 @@ use outboard_wire::{
     handshake::{Purpose, SessionKey},
     limits::{CHUNK_BYTES_MAX, SESSION_KEY_BYTES},
     messages::{self, Note, Request},
+    network::Network,
     runs::Runs,
 };
 
@@ -410,6 +412,22 @@ impl Client {
         Client::over(ours, theirs, Purpose::Session)
     }
 
+    /// Over an emulated network on shm, or on tcp.
+    fn emulated(is_shm: bool) -> Client {
+        let (ours, theirs) = match is_shm {
+            true => UnixStream::pair()
+                .map(|(a, b)| (a.into(), b.into()))
+                .unwrap(),
+            false => tcp_pair(),
+        };
+        let bounds = Bounds {
+            connections_max: 0,
+            idle_max: None,
+        };
+        let network = "rtt=10us".parse().unwrap();
+        Client::across(ours, theirs, Purpose::Session, bounds, Some(network))
+    }
+
     fn over(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose) -> Client {
         let bounds = Bounds {
             connections_max: DATA_CONNECTIONS,
@@ -419,6 +437,20 @@ impl Client {
     }
 
     fn within(ours: OwnedFd, theirs: OwnedFd, purpose: Purpose, bounds: Bounds) -> Client {
+        Client::across(ours, theirs, purpose, bounds, None)
+    }
+
+    fn across(
+        ours: OwnedFd,
+        theirs: OwnedFd,
+        purpose: Purpose,
+        bounds: Bounds,
+        network: Option<Network>,
+    ) -> Client {
+        let attached = move |link: Link, end| match &network {
+            Some(network) => link.emulated(network, end).unwrap(),
+            None => link,
+        };
         let board = Arc::new(Board::default());
         let (contexts, seen) = mpsc::channel();
         let mut fake = Fake {
@@ -435,7 +467,7 @@ impl Client {
         let its = Arc::clone(&pulse);
         let server = thread::spawn(move || {
             let stream = Stream::try_from(theirs).unwrap();
-            let link = stream.into_link_server().unwrap();
+            let link = attached(stream.into_link_server().unwrap(), emulated::End::Server);
             let (end, stats) = serve_within(
                 &mut fake,
                 link,
@@ -451,6 +483,7 @@ impl Client {
         });
         let stream = Stream::try_from(ours).unwrap();
         let link = stream.into_link_client(Instant::now() + PATIENCE).unwrap();
+        let link = attached(link, emulated::End::Client);
         let (sender, receiver) = link.split();
         Client {
             port,
@@ -507,6 +540,28 @@ impl Client {
                 value: 0,
             },
         );
+    }
+
+    /// Copies some data to the device, with the message.
+    fn copy_in(&mut self, stream: u64) {
+        let data = vec![stream as u8; 40_000];
+        let message = messages::CopyIn {
+            dst: stream,
+            stream,
+            sync: 0,
+            data: data[..].into(),
+        };
+        self.send(0, &message);
+    }
+
+    /// Waits until the device was given this many copies in memory that it provided.
+    fn wait_until_placed(&self, count: usize) {
+        let start = Instant::now();
+        while self.board.placed.load(SeqCst) < count {
+            assert!(start.elapsed() < PATIENCE, "{count} copies to the device");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(self.board.placed.load(SeqCst), count);
     }
 
     fn copy_out(&mut self, token: u32, stream: u64, byte: u8, len: u64) {
