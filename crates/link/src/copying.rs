@@ -76,6 +76,16 @@ struct Pool {
     inside: AtomicUsize,
 }
 
+/// Outcome for a copy that was to be shown to the helpers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Offer {
+    /// They see it, until it is withdrawn.
+    Shown,
+    /// They are at another copy.
+    Busy,
+    NoHelpers,
+}
+
 struct State {
     copy: Option<Shared>,
     helpers: usize,
@@ -105,15 +115,24 @@ impl Pieces {
     ///
     /// The ranges are those of [`copy`].
     unsafe fn copy(&self) {
-        loop {
-            let at = self.taken.fetch_add(PIECE_BYTES, Ordering::Relaxed);
-            if at >= self.len {
-                return;
-            }
-            let len = PIECE_BYTES.min(self.len - at);
-            // SAFETY: inside both ranges, and no other thread has this piece.
-            unsafe { ptr::copy_nonoverlapping(self.from.add(at), self.to.add(at), len) };
+        // SAFETY: this function's contract is that of the call.
+        while unsafe { self.copy_one() } {}
+    }
+
+    /// Copies a piece. Returns false if none was left.
+    ///
+    /// # Safety
+    ///
+    /// The ranges are those of [`copy`].
+    unsafe fn copy_one(&self) -> bool {
+        let at = self.taken.fetch_add(PIECE_BYTES, Ordering::Relaxed);
+        if at >= self.len {
+            return false;
         }
+        let len = PIECE_BYTES.min(self.len - at);
+        // SAFETY: inside both ranges, and no other thread has this piece.
+        unsafe { ptr::copy_nonoverlapping(self.from.add(at), self.to.add(at), len) };
+        true
     }
 }
 
@@ -131,7 +150,8 @@ impl Pool {
         }
     }
 
-    /// Copies together with the helpers, or alone if there are none or another thread has them.
+    /// Copies together with the helpers; alone if there are none, and for as long as another thread
+    /// has them.
     ///
     /// # Safety
     ///
@@ -143,10 +163,14 @@ impl Pool {
             len,
             taken: AtomicUsize::new(0),
         };
-        let is_shared = self.offer(&pieces);
+        let mut offer = self.offer(&pieces);
         // SAFETY: the ranges are this function's, whose contract is that of `copy`.
+        while offer == Offer::Busy && unsafe { pieces.copy_one() } {
+            offer = self.offer(&pieces);
+        }
+        // SAFETY: as before.
         unsafe { pieces.copy() };
-        if is_shared {
+        if offer == Offer::Shown {
             self.lock().copy = None;
             let mut looks = 0u32;
             while self.inside.load(Ordering::Acquire) > 0 {
@@ -160,11 +184,14 @@ impl Pool {
         }
     }
 
-    /// Shows a copy to the helpers. Returns false if there are none to be had.
-    fn offer(&self, pieces: &Pieces) -> bool {
+    /// Shows a copy to the helpers, unless they are at another.
+    fn offer(&self, pieces: &Pieces) -> Offer {
         let mut state = self.lock();
-        if state.helpers == 0 || state.copy.is_some() || self.inside.load(Ordering::Acquire) > 0 {
-            return false;
+        if state.helpers == 0 {
+            return Offer::NoHelpers;
+        }
+        if state.copy.is_some() || self.inside.load(Ordering::Acquire) > 0 {
+            return Offer::Busy;
         }
         state.copy = Some(Shared(pieces));
         self.copies.fetch_add(1, Ordering::Release);
@@ -173,7 +200,7 @@ impl Pool {
         if sleepers > 0 {
             self.came.notify_all();
         }
-        true
+        Offer::Shown
     }
 
     /// Copies for other threads until `keep_on` returns false.
@@ -235,6 +262,28 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+
+    /// A copy that finds the helpers at another is shown to them later.
+    #[test]
+    fn helpers_are_at_one_copy_at_a_time() {
+        let pool = Pool::new();
+        let pieces = Pieces {
+            from: ptr::null(),
+            to: ptr::null_mut(),
+            len: 0,
+            taken: AtomicUsize::new(0),
+        };
+        assert_eq!(pool.offer(&pieces), Offer::NoHelpers);
+        pool.lock().helpers = 1;
+        assert_eq!(pool.offer(&pieces), Offer::Shown);
+        assert_eq!(pool.offer(&pieces), Offer::Busy);
+        pool.lock().copy = None;
+        // A helper that saw it is not through.
+        pool.inside.store(1, Ordering::Relaxed);
+        assert_eq!(pool.offer(&pieces), Offer::Busy);
+        pool.inside.store(0, Ordering::Relaxed);
+        assert_eq!(pool.offer(&pieces), Offer::Shown);
+    }
 
     /// Several threads copy at once, with helpers and without; each gets its bytes, whole.
     #[test]
