@@ -168,7 +168,7 @@ impl Pool {
         while offer == Offer::Busy && unsafe { pieces.copy_one() } {
             offer = self.offer(&pieces);
         }
-        // SAFETY: as before.
+        // SAFETY: the ranges are this function's; a helper takes other pieces than this thread.
         unsafe { pieces.copy() };
         if offer == Offer::Shown {
             self.lock().copy = None;
