@@ -111,12 +111,10 @@ impl Mirror {
         if now == known {
             return Ok((got, Vec::new()));
         }
-        let unit = if exact {
-            WORD_BYTES
-        } else {
-            PAGE_BYTES as usize
+        let runs = match exact {
+            true => differing_words(now, known),
+            false => differing_pages(now, known),
         };
-        let runs = differing_runs(now, known, unit);
         for (at, len) in &runs {
             known[*at..at + len].copy_from_slice(&now[*at..at + len]);
         }
@@ -135,20 +133,62 @@ impl Mirror {
     }
 }
 
-/// Returns the offset and length of each run of units that differ.
-fn differing_runs(new: &[u8], old: &[u8], unit: usize) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = Vec::new();
-    for (index, (a, b)) in new.chunks(unit).zip(old.chunks(unit)).enumerate() {
-        if a == b {
-            continue;
+/// Returns the offset and length of each run of words that differ; the last word may be cut off.
+fn differing_words(new: &[u8], old: &[u8]) -> Vec<(usize, usize)> {
+    let mut runs = Runs::default();
+    for (start, new, old) in differing(new, old, PAGE_BYTES as usize) {
+        let ((new, new_rest), (old, old_rest)) = (words(new), words(old));
+        let mut at = 0;
+        while let Some(skipped) = new[at..].iter().zip(&old[at..]).position(|(a, b)| a != b) {
+            at += skipped;
+            let differ = new[at..].iter().zip(&old[at..]).take_while(|(a, b)| a != b);
+            let count = differ.count();
+            runs.add(start + at * WORD_BYTES, count * WORD_BYTES);
+            at += count;
         }
-        let start = index * unit;
-        match runs.last_mut() {
-            Some((at, len)) if *at + *len == start => *len += a.len(),
-            _ => runs.push((start, a.len())),
+        if new_rest != old_rest {
+            runs.add(start + new.len() * WORD_BYTES, new_rest.len());
         }
     }
-    runs
+    runs.0
+}
+
+/// Splits bytes into whole words, which are compared without a call, and what is left.
+fn words(bytes: &[u8]) -> (&[[u8; WORD_BYTES]], &[u8]) {
+    bytes.as_chunks::<WORD_BYTES>()
+}
+
+/// Returns the offset and length of each run of pages that differ; the last may be cut off.
+fn differing_pages(new: &[u8], old: &[u8]) -> Vec<(usize, usize)> {
+    let mut runs = Runs::default();
+    for (start, new, _) in differing(new, old, PAGE_BYTES as usize) {
+        runs.add(start, new.len());
+    }
+    runs.0
+}
+
+/// Returns the pieces of `unit` bytes that differ, each with its offset.
+fn differing<'a>(
+    new: &'a [u8],
+    old: &'a [u8],
+    unit: usize,
+) -> impl Iterator<Item = (usize, &'a [u8], &'a [u8])> {
+    let pieces = new.chunks(unit).zip(old.chunks(unit)).enumerate();
+    let differ = pieces.filter(|(_, (new, old))| new != old);
+    differ.map(move |(index, (new, old))| (index * unit, new, old))
+}
+
+/// Offsets and lengths; those that follow each other are one.
+#[derive(Default)]
+struct Runs(Vec<(usize, usize)>);
+
+impl Runs {
+    fn add(&mut self, start: usize, len: usize) {
+        match self.0.last_mut() {
+            Some((at, known)) if *at + *known == start => *known += len,
+            _ => self.0.push((start, len)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -156,15 +196,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_units_that_differ() {
-        let old = [0u8; 32];
+    fn runs_are_words_or_pages_that_differ() {
+        const PAGE: usize = PAGE_BYTES as usize;
+        let old = [0u8; 3 * PAGE + 6];
         let mut new = old;
-        new[5] = 1;
-        new[8] = 1;
-        new[31] = 1;
-        assert_eq!(differing_runs(&new, &old, 4), vec![(4, 8), (28, 4)]);
-        assert_eq!(differing_runs(&new, &old, 16), vec![(0, 32)]);
-        assert_eq!(differing_runs(&old, &old, 4), vec![]);
+        for at in [5, 8, 31, PAGE - 1, PAGE, 3 * PAGE + 5] {
+            new[at] = 1;
+        }
+        let words = vec![(4, 8), (28, 4), (PAGE - 4, 8), (3 * PAGE + 4, 2)];
+        assert_eq!(differing_words(&new, &old), words);
+        let pages = vec![(0, 2 * PAGE), (3 * PAGE, 6)];
+        assert_eq!(differing_pages(&new, &old), pages);
+        assert_eq!(differing_words(&old, &old), vec![]);
+        assert_eq!(differing_pages(&old, &old), vec![]);
+    }
+
+    /// The runs of words are those that one word after the other gives.
+    #[test]
+    fn runs_of_words_are_found_whatever_lies_between() {
+        let old: Vec<u8> = (0..9001u32).map(|i| i as u8).collect();
+        for gap in [1, 2, 3, 7, 64, 1000, 2047] {
+            let mut new = old.clone();
+            new.iter_mut()
+                .step_by(gap * WORD_BYTES)
+                .for_each(|byte| *byte ^= 1);
+            let mut plain = Runs::default();
+            for (at, (a, b)) in new
+                .chunks(WORD_BYTES)
+                .zip(old.chunks(WORD_BYTES))
+                .enumerate()
+            {
+                if a != b {
+                    plain.add(at * WORD_BYTES, a.len());
+                }
+            }
+            assert_eq!(differing_words(&new, &old), plain.0, "every {gap} words");
+        }
     }
 
     #[test]
