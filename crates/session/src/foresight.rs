@@ -3,7 +3,9 @@
 //!
 //! A program that waits after each step waits after the same number of messages each time. Once
 //! three waits in a row have come after equally many messages, the session expects the next wait
-//! as soon as that number is executed and nothing else has arrived. It uses the time until then:
+//! as soon as that number is executed and nothing else has arrived. Clients foresee waits too, and
+//! mostly send the fence with the message before it, so that nothing is left to do here; not after
+//! copies and memsets, nor with several servers. The session uses the time until the fence comes:
 //!
 //! - It makes the fence. Over a link without a board, a fence that is made when its message comes
 //!   costs the driver's calls and the GPU's front end 5 us, when the GPU is often done already.

@@ -13,10 +13,9 @@ use super::{Done, In, Out};
 use crate::{
     context::Context,
     observe::optimise,
-    session::{Group, Sink},
     state::{
-        Driver, context_storage, current_context, driver, drivers, pop_context, push_context,
-        set_context,
+        Awaited, Driver, context_storage, current_context, driver, drivers, pop_context,
+        push_context, set_context,
     },
 };
 
@@ -100,20 +99,15 @@ impl Driver {
     /// Waits until all work of the current context is done.
     pub(crate) fn synchronize_context(&self) -> Done {
         let context = self.contexts.current()?;
+        // Before the mark: what used the memory that is free by then is waited for.
+        let frees = self.pools_mark();
         let mark = self.session.progress.mark();
         let mut pushed = Ok(());
         if !self.session.progress.is_idle() {
             // The work is waited for in spite of an error: memory may be freed after that.
             pushed = self.push_before_wait();
-            let frees = self.pools_mark();
-            let group = Group::watching(self.word());
-            let (slot, value) = group.word();
-            self.session.ask(
-                context.handle.0 as u64,
-                &messages::FenceContext { slot, value },
-                &group,
-                Sink::Group,
-            )?;
+            let awaited = Awaited::here(context.handle.0 as u64, None);
+            let group = self.fence_for(awaited, mark)?;
             self.session.wait(&group)?;
             self.streams.complete_in(context.handle, mark);
             // The fence was about this context only; work of other contexts may still run.

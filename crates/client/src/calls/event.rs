@@ -47,9 +47,7 @@ pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Done {
     let destroy = messages::EventDestroy {
         event: event.handle,
     };
-    driver
-        .submit_resting(&thread::here(), Numbered::Work(None), &destroy, true)
-        .map(drop)
+    driver.submit_resting_work(Numbered::Work(None), &destroy)
 }
 
 pub(crate) fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {

@@ -193,8 +193,8 @@ impl Driver {
             }
             if let Some(watched) = arguments.watched(private) {
                 let message = launch_message(kernel, shape, stream, attributes, watched);
-                return match self.submit_as(&thread, stream.work(), &message) {
-                    Ok(_) => Ok(()),
+                return match self.submit_work(&thread, stream, &message) {
+                    Ok(()) => Ok(()),
                     // Nothing was sent because of that, or nothing can be sent any more.
                     Err(_) if arguments.may_name(private) => {
                         self.launch_visible(arguments, shape, stream, attributes)
@@ -207,7 +207,7 @@ impl Driver {
             }
         }
         let message = launch_message(kernel, shape, stream, attributes, arguments);
-        self.submit_as(&thread, stream.work(), &message).map(drop)
+        self.submit_work(&thread, stream, &message)
     }
 
     /// Launches in clusters, or with events that are recorded before the kernel is done.

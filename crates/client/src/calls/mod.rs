@@ -19,6 +19,7 @@ mod entry_points;
 mod event;
 mod export_tables;
 mod foreign_block;
+mod foreseen;
 mod graph;
 mod graph_nodes;
 mod graph_params;

@@ -23,8 +23,8 @@ use super::{Done, Out};
 use crate::{
     session::{Group, Sink},
     state::{
-        Driver, Event, HandleKind, HostCall, StreamRef, current_context, driver, host_functions,
-        wire_context,
+        Awaited, Driver, Event, HandleKind, HostCall, StreamRef, current_context, driver,
+        host_functions, wire_context,
     },
     thread,
 };
@@ -50,6 +50,8 @@ impl Driver {
     /// Waits until a stream's work is done.
     pub(crate) fn synchronize_stream(&self, stream: &StreamRef) -> Done {
         self.refuse_captured(stream)?;
+        // Before the mark: what used the memory that is free by then is waited for.
+        let frees = self.pools_mark();
         let done = Reached::of(self, stream);
         if done.is_known(self) {
             return self.session.take_fault();
@@ -59,7 +61,6 @@ impl Driver {
         if self.settle_taken(stream, &done)? {
             return self.session.take_fault();
         }
-        let frees = self.pools_mark();
         match last_brought(stream, &done) {
             Some(copy) => {
                 let waited = self.session.wait(&copy);
@@ -68,7 +69,8 @@ impl Driver {
                 waited?;
             }
             None => {
-                let group = self.fence_stream(stream)?;
+                let awaited = Awaited::here(wire_context(), Some(stream.wire()));
+                let group = self.fence_for(awaited, done.mark)?;
                 self.session.wait(&group)?;
             }
         }
@@ -282,15 +284,13 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
     };
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     driver.keep_pace(&stream)?;
-    driver.submit_resting(
-        &thread::here(),
+    driver.submit_resting_work(
         stream.work(),
         &messages::StreamWaitEvent {
             stream: stream.wire(),
             event: event.handle,
             flags,
         },
-        true,
     )?;
     match event.is_shared() {
         // The wait is for the present record, not for one that another process makes later.

@@ -6,12 +6,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Number of no message, plus one: none is expected to be the last before a wait.
+const NOT_EXPECTED: u64 = u64::MAX;
+
 /// Numbers of the last messages sent, to one stream or to any, and how far they are known to be
 /// done. If both are equal, a wait need not ask.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Progress {
     /// Number of the last message; written only under the sender's lock.
     sent: AtomicU64,
+    /// Number before that of the message after which a wait is expected (`state/foresight.rs`). It
+    /// is beside `sent`, which each message reads.
+    expected_after: AtomicU64,
     /// The last row of messages that are no work for the GPU: the number before it, and its last.
     /// Both are written only under the sender's lock, and before `sent`.
     quiet_after: AtomicU64,
@@ -31,11 +37,23 @@ pub(crate) enum Numbered<'p> {
     Work(Option<&'p Progress>),
 }
 
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress {
+            sent: AtomicU64::new(0),
+            expected_after: AtomicU64::new(NOT_EXPECTED),
+            quiet_after: AtomicU64::new(0),
+            quiet_until: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Progress {
     /// Gives a message the next number, in these numbers of the session and in its stream's. The
     /// caller holds the sender's lock.
     #[inline(always)]
-    pub(super) fn number(&self, message: Numbered<'_>) -> u64 {
+    pub(crate) fn number(&self, message: Numbered<'_>) -> u64 {
         let (stream, is_work) = match message {
             Numbered::No => return 0,
             Numbered::Quietly(stream) => (stream, false),
@@ -70,6 +88,23 @@ impl Progress {
     #[inline]
     pub(crate) fn mark(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
+    }
+
+    /// Returns whether a wait is expected after the next message.
+    #[inline(always)]
+    pub(crate) fn is_wait_due(&self) -> bool {
+        self.expected_after.load(Ordering::Relaxed) == self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Expects a wait after the message with this number, or none.
+    pub(crate) fn expect_wait(&self, number: Option<u64>) {
+        let after = number.map_or(NOT_EXPECTED, |number| number - 1);
+        self.expected_after.store(after, Ordering::Relaxed);
+    }
+
+    /// Expects no wait any more; returns whether one was expected.
+    pub(crate) fn take_expected(&self) -> bool {
+        self.expected_after.swap(NOT_EXPECTED, Ordering::Relaxed) != NOT_EXPECTED
     }
 
     /// Returns the number of the last message that is work for the GPU. While messages are sent it

@@ -64,6 +64,14 @@ impl Session {
         self.send(0, numbered, context, message)
     }
 
+    /// Sends messages that rest.
+    pub(crate) fn send_rested(&self) {
+        let sent = self.sender.lock().flush();
+        if let Err(error) = sent {
+            self.lost(format_args!("sending: {error}"));
+        }
+    }
+
     /// Numbers an act that waits must cover though no message tells of it now.
     pub(crate) fn number(&self, numbered: Numbered<'_>) -> u64 {
         let _sender = self.sender.lock();

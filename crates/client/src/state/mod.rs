@@ -13,6 +13,7 @@ mod device_memory;
 mod drivers;
 mod exposed;
 mod figures;
+mod foresight;
 mod graph_memory;
 mod graphs;
 mod handles;
@@ -73,6 +74,7 @@ pub(crate) use self::{
     },
     exposed::Exposed,
     figures::figures,
+    foresight::{Awaited, Foresight},
     graph_memory::GraphMemory,
     graphs::{AllocParams, Graphs, KernelRecord, MemOpsRecord, NodeRecord},
     handles::{HandleKind, Handles},
@@ -113,6 +115,7 @@ pub(crate) struct Driver {
     pub(crate) mirrors: Mirrors,
     stand_ins: StandIns,
     pub(crate) streams: Streams,
+    pub(crate) foresight: Foresight,
     /// Streams for copies between servers, by context.
     pub(crate) crossing_streams: Mutex<FxHashMap<usize, Arc<Stream>>>,
     pub(crate) captures: Captures,
@@ -159,6 +162,7 @@ impl Driver {
             mirrors: Mirrors::default(),
             stand_ins: StandIns::default(),
             streams: Streams::of(first),
+            foresight: Foresight::default(),
             crossing_streams: Mutex::default(),
             captures: Captures::of(first),
             graphs: Graphs::default(),

@@ -23,6 +23,7 @@ use super::{Done, In, InOut, Out, Text, Untyped};
 use crate::{
     log,
     state::{Driver, HandleKind, NodeRecord, driver},
+    thread,
 };
 
 impl Driver {
@@ -150,7 +151,8 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
     if !stream.is_capturing() {
         driver.graphs.launched();
     }
-    driver.submit_to(
+    driver.submit_work(
+        &thread::here(),
         &stream,
         &messages::GraphLaunch {
             exec,
