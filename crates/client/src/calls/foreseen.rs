@@ -14,19 +14,18 @@ use crate::{
 };
 
 impl Driver {
-    /// Sends work to a stream, and with it the fence of the wait that is expected next, if one is.
+    /// Sends work to a stream, and if it is `AWAITED` also the fence of the wait that is expected.
     #[inline(always)]
-    pub(super) fn submit_work<'a, M: Op<'a>>(
+    pub(super) fn submit_work<'a, const AWAITED: bool, M: Op<'a>>(
         &self,
         thread: &thread::Local,
         stream: &StreamRef,
         message: &M,
     ) -> Done {
-        if self.session.progress.is_wait_due() {
-            // A copy, so that the message itself need not be in memory.
-            return self.submit_awaited(thread, stream.work(), &message.clone(), false);
+        match AWAITED {
+            true => self.submit_awaited(thread, stream.work(), message, false),
+            false => self.submit_as(thread, stream.work(), message).map(drop),
         }
-        self.submit_as(thread, stream.work(), message).map(drop)
     }
 
     /// Sends a message that rests, and with it the fence of the wait that is expected next.

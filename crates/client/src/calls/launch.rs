@@ -169,6 +169,33 @@ impl Driver {
         stream: &StreamRef,
         attributes: &[u8],
     ) -> Done {
+        if self.session.progress.is_wait_due() {
+            return self.launch_awaited(arguments, shape, stream, attributes);
+        }
+        self.launch_as::<false>(arguments, shape, stream, attributes)
+    }
+
+    /// Launches what a wait is expected after.
+    #[cold]
+    #[inline(never)]
+    fn launch_awaited(
+        &self,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
+        stream: &StreamRef,
+        attributes: &[u8],
+    ) -> Done {
+        self.launch_as::<true>(arguments, shape, stream, attributes)
+    }
+
+    #[inline(always)]
+    fn launch_as<const AWAITED: bool>(
+        &self,
+        arguments: Arguments<'_>,
+        shape: LaunchShape,
+        stream: &StreamRef,
+        attributes: &[u8],
+    ) -> Done {
         let thread = thread::here();
         let kernel = arguments.kernel;
         let context = match Contexts::current_of(&thread) {
@@ -193,7 +220,7 @@ impl Driver {
             }
             if let Some(watched) = arguments.watched(private) {
                 let message = launch_message(kernel, shape, stream, attributes, watched);
-                return match self.submit_work(&thread, stream, &message) {
+                return match self.submit_work::<AWAITED, _>(&thread, stream, &message) {
                     Ok(()) => Ok(()),
                     // Nothing was sent because of that, or nothing can be sent any more.
                     Err(_) if arguments.may_name(private) => {
@@ -207,10 +234,11 @@ impl Driver {
             }
         }
         let message = launch_message(kernel, shape, stream, attributes, arguments);
-        self.submit_work(&thread, stream, &message)
+        self.submit_work::<AWAITED, _>(&thread, stream, &message)
     }
 
-    /// Launches in clusters, or with events that are recorded before the kernel is done.
+    /// Launches in clusters, with events that are recorded before the kernel is done, or before an
+    /// expected wait.
     #[cold]
     #[inline(never)]
     fn launch_checked(
@@ -363,10 +391,10 @@ pub(crate) unsafe fn cuLaunchKernelEx(
     let attributes = unsafe { attribute_bytes(config)? };
     // SAFETY: the arrays suit the kernel's parameters: the driver API asks it of its callers.
     let arguments = unsafe { Arguments::new(kernel, params, extra)? };
-    if need_checks(attributes) {
+    if need_checks(attributes) || driver.session.progress.is_wait_due() {
         return driver.launch_checked(arguments, shape, &stream, attributes);
     }
-    driver.launch(arguments, shape, &stream, attributes)
+    driver.launch_as::<false>(arguments, shape, &stream, attributes)
 }
 
 pub(crate) unsafe fn cuLaunchCooperativeKernel(

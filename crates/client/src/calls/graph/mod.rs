@@ -151,14 +151,14 @@ pub(crate) fn cuGraphLaunch(exec: CUgraphExec, stream: CUstream) -> Done {
     if !stream.is_capturing() {
         driver.graphs.launched();
     }
-    driver.submit_work(
-        &thread::here(),
-        &stream,
-        &messages::GraphLaunch {
-            exec,
-            stream: stream.wire(),
-        },
-    )?;
+    let message = messages::GraphLaunch {
+        exec,
+        stream: stream.wire(),
+    };
+    match driver.session.progress.is_wait_due() {
+        true => driver.submit_work::<true, _>(&thread::here(), &stream, &message)?,
+        false => driver.submit_work::<false, _>(&thread::here(), &stream, &message)?,
+    }
     driver.graph_was_launched();
     Ok(())
 }
