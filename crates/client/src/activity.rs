@@ -28,7 +28,7 @@ use crate::{
     call_table::CALLS,
     log,
     observe::{
-        guard,
+        conditions, guard,
         profile::{self, hooks},
     },
     process,
@@ -65,6 +65,8 @@ pub(crate) static TABLE: Table = Table {
 };
 
 unsafe extern "C" fn attach(hooks: *const Hooks) {
+    // What was launched before is no call that is reported.
+    conditions::send_held();
     profile::attach(hooks);
 }
 

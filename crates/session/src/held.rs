@@ -120,8 +120,14 @@ impl Held {
 fn own_stream(op: u16, body: &Reader<'_>) -> Option<u64> {
     let mut body = body.clone();
     let stream = match op {
-        CopyOut::NUMBER => CopyOut::decode(&mut body).ok()?.stream,
-        FenceStream::NUMBER => FenceStream::decode(&mut body).ok()?.stream,
+        CopyOut::NUMBER | FenceStream::NUMBER => {
+            let stream = match op == CopyOut::NUMBER {
+                true => CopyOut::decode(&mut body).ok()?.stream,
+                false => FenceStream::decode(&mut body).ok()?.stream,
+            };
+            // A longer message is no such one, and must not be held as if it were short.
+            body.end().ok().map(|()| stream)?
+        }
         CopyIn::NUMBER => {
             // The data may be elsewhere.
             let _dst: [u8; 8] = body.take(CopyIn::NAME).ok()?;

@@ -23,7 +23,10 @@ impl Driver {
         message: &M,
     ) -> Done {
         match AWAITED {
-            true => self.submit_awaited(thread, stream.work(), message, false),
+            true => {
+                let is_legacy = matches!(stream, StreamRef::Legacy(_));
+                self.submit_awaited(thread, (stream.work(), is_legacy), message, false)
+            }
             false => self.submit_as(thread, stream.work(), message).map(drop),
         }
     }
@@ -37,7 +40,7 @@ impl Driver {
     ) -> Done {
         let thread = thread::here();
         if self.session.progress.is_wait_due() {
-            return self.submit_awaited(&thread, numbered, message, true);
+            return self.submit_awaited(&thread, (numbered, false), message, true);
         }
         self.submit_resting(&thread, numbered, message, true)
             .map(drop)
@@ -48,13 +51,13 @@ impl Driver {
     fn submit_awaited<'a, M: Op<'a>>(
         &self,
         thread: &thread::Local,
-        numbered: Numbered<'_>,
+        (numbered, is_legacy): (Numbered<'_>, bool),
         message: &M,
         rests: bool,
     ) -> Done {
         let is_expected = self.session.progress.take_expected();
         let awaited = self.foresight.expected(thread).filter(|_| is_expected);
-        let awaited = awaited.filter(|awaited| self.may_ask_early(awaited));
+        let awaited = awaited.filter(|awaited| self.may_ask_early(awaited, is_legacy));
         // A capture that begins now reaches the server after the fence.
         let held = awaited.map(|awaited| (self.streams.hold(), awaited));
         let Some((held, awaited)) = held.filter(|(_, awaited)| self.is_there(awaited)) else {
@@ -74,10 +77,12 @@ impl Driver {
 
     /// Returns whether a fence now changes nothing but the time of its answer. With mirrors the
     /// answer says what the program may read; over an emulated network each wait has a round trip
-    /// of its own, as its model says.
-    fn may_ask_early(&self, awaited: &Awaited) -> bool {
-        let is_plain = !self.is_emulated && !conditions::is_unusual();
-        is_plain && !self.has_mirrors() && awaited.context == wire_context()
+    /// of its own, as its model says. A fence of the legacy stream, or of a context in which it has
+    /// work, holds up blocking streams as work of that stream does: it follows such work alone.
+    fn may_ask_early(&self, awaited: &Awaited, is_legacy: bool) -> bool {
+        let is_plain = !self.is_emulated && !conditions::is_unusual() && !self.has_mirrors();
+        let is_of_one = awaited.stream.is_some_and(|stream| stream != 0);
+        is_plain && (is_of_one || is_legacy) && awaited.context == wire_context()
     }
 
     /// Returns whether a fence is allowed while streams are held: its stream is there (the default

@@ -5,8 +5,6 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
-use outboard_api::CUresult;
-
 /// The unusual conditions of this process as bits; 0, the usual value, is all that a call tests
 /// for.
 pub(super) static UNUSUAL: AtomicU8 = AtomicU8::new(0);
@@ -36,7 +34,7 @@ pub(crate) fn mark_held(are_held: bool) {
 }
 
 /// A function that sends what is held back.
-type SendHeld = fn() -> Result<(), CUresult>;
+type SendHeld = fn();
 
 static SEND_HELD: OnceLock<SendHeld> = OnceLock::new();
 
@@ -47,8 +45,10 @@ pub(crate) fn send_held_by(send: SendHeld) {
 
 /// Sends the launches that are held back, before anything else of the program.
 #[cold]
-pub(crate) fn send_held() -> Result<(), CUresult> {
-    SEND_HELD.get().map_or(Ok(()), |send| send())
+pub(crate) fn send_held() {
+    if let Some(send) = SEND_HELD.get() {
+        send();
+    }
 }
 
 /// Returns whether launches are held back.

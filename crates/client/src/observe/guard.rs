@@ -104,10 +104,10 @@ fn before_call(unusual: u8, is_after_held: bool) -> Result<(), CUresult> {
     if unusual & FORKED != 0 {
         return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
-    match is_after_held && unusual & HELD != 0 {
-        true => conditions::send_held(),
-        false => Ok(()),
+    if is_after_held && unusual & HELD != 0 {
+        conditions::send_held();
     }
+    Ok(())
 }
 
 /// A call in a process where calls are observed, or where they may be for several servers.
@@ -154,7 +154,7 @@ pub(crate) fn in_child(call: impl FnOnce() -> Result<(), CUresult>) -> Option<CU
 
 /// Runs an exported function that is not a call of the driver.
 pub(crate) fn enter_own(name: &str, call: impl FnOnce() -> Result<(), CUresult>) -> CUresult {
-    if let Err(error) = before_call(UNUSUAL.load(Ordering::Relaxed), true) {
+    if let Err(error) = before_call(UNUSUAL.load(Ordering::Acquire), true) {
         return error;
     }
     let done = catch_unwind(AssertUnwindSafe(call));

@@ -194,7 +194,7 @@ pub(crate) fn abandon_after_fork() {
 /// that errors of a program that has not waited for them are printed.
 pub(crate) fn finish_at_exit() {
     // An error belongs to a call that nobody makes any more.
-    let _ = conditions::send_held();
+    conditions::send_held();
     for driver in drivers() {
         driver.session.end_batches();
         driver.session.send_all();

@@ -1,9 +1,6 @@
 //! Holding launches back, and sending them (`held.rs`).
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::Ordering, time::Duration};
 
 use outboard_api::CUresult;
 
@@ -22,20 +19,17 @@ use crate::{
 /// woken.
 const VAIN_MAX: u32 = 50;
 
-/// Sends the launches that are held back, before anything else of the program.
-fn send_held() -> Result<(), CUresult> {
-    drivers().iter().try_for_each(|driver| {
+/// Sends the launches that are held back, before anything else of the program. What cannot be sent
+/// is told by the next wait.
+fn send_held() {
+    for driver in drivers() {
         let mut open = driver.mirrors.open.lock();
-        match open.held.is_empty() {
-            true => Ok(()),
-            false => {
-                open.is_looked_at_by_this_thread();
-                let looked = driver.look(&mut open, false);
-                thread::here().has_looked.set(looked.is_ok());
-                looked
-            }
+        if !open.held.is_empty() {
+            open.is_looked_at_by_this_thread();
+            let looked = driver.look(&mut open, false);
+            thread::here().has_looked.set(looked.is_ok());
         }
-    })
+    }
 }
 
 impl Driver {
@@ -53,13 +47,12 @@ impl Driver {
         if cfg!(test) {
             return Ok(false);
         }
-        let is_plain = conditions::may_hold() && !are_several() && !stream.is_capturing();
-        if !is_plain || self.session.is_receiving() {
+        if are_several() || stream.is_capturing() || self.session.is_receiving() {
             return Ok(false);
         }
         let mut open = self.mirrors.open.lock();
-        let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
-        if are_lent || !open.has_any() || !open.held.takes(bytes) {
+        let is_plain = conditions::may_hold() && !self.mirrors.are_lent.load(Ordering::Acquire);
+        if !is_plain || !open.has_any() || !open.held.takes(bytes) {
             return Ok(false);
         }
         if !*open.held.has_thread.get_or_insert_with(start_thread) {
@@ -92,25 +85,32 @@ impl Driver {
         sent
     }
 
+    /// Gives up what is held, since it cannot be looked at what it may read. As the error of a
+    /// launch that has returned, the next wait tells of it.
+    pub(super) fn refuse_held(&self, open: &mut OpenMirrors, error: CUresult) {
+        if !open.held.take().is_empty() {
+            self.session.set_fault(error);
+            conditions::mark_held(false);
+        }
+    }
+
     fn send_one(&self, launch: &HeldLaunch) -> Result<(), CUresult> {
         let (stream, session) = (&launch.stream, &self.session);
         let sent = session.submit(stream.work(), launch.context, &launch.message());
         sent.map(drop)
     }
 
-    /// Sends what is held for too long, until the session ends.
+    /// Sends what is held for too long, until the session or its context has an error.
     fn send_late(&self) {
         let mut vain = 0;
         let mut open = self.mirrors.open.lock();
         open.is_looked_at_by_this_thread();
-        while self.session.check().is_ok() {
+        while let Ok(()) = self.session.check() {
             match open.held.rest() {
                 Some(Duration::ZERO) => {
                     vain = 0;
-                    // What cannot be looked at now stays, and the next call has the error.
-                    if self.look(&mut open, false).is_err() {
-                        open.held.since = Some(Instant::now());
-                    }
+                    // The next wait tells of an error.
+                    let _ = self.look(&mut open, false);
                 }
                 Some(rest) => _ = self.mirrors.wake.wait_for(&mut open, rest),
                 None if vain < VAIN_MAX => {
@@ -124,6 +124,11 @@ impl Driver {
                 }
             }
         }
+        if let Err(error) = self.session.check() {
+            self.refuse_held(&mut open, error);
+        }
+        // A context that is reset gets another.
+        open.held.has_thread = None;
     }
 }
 

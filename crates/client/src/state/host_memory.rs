@@ -590,19 +590,19 @@ impl Driver {
         }
         let range = host.ranges.remove(&base).ok_or(not_ours)?;
         host.private.remove(&base);
-        host.bound_private();
         drop(host);
         // An adapter that still writes there keeps its region: without it the connection would end.
         if self.outlast_copies(&range) {
             self.session.forget(range.base, range.bytes);
         }
         self.kernels_leave(&range);
-        if range.shared {
-            self.unmap_on_server(base)?;
-        } else {
-            self.close_mirror(&range)?;
-        }
-        Ok(range)
+        let left = match range.shared {
+            true => self.unmap_on_server(base),
+            false => self.close_mirror(&range),
+        };
+        // Last: until no launch is held for its mirror, launches look for those that are.
+        self.host.write().bound_private();
+        left.map(|()| range)
     }
 
     /// Waits for copies into memory that the program gives up, which would be written to whatever

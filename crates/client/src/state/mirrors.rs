@@ -53,7 +53,7 @@ use super::{
     mirror::Mirror,
     rest::Questions,
 };
-use crate::{log, session::MirrorCopy, thread};
+use crate::{log, observe::conditions, session::MirrorCopy, thread};
 
 /// Most bytes compared at a time, and carried by one message.
 const PIECE_BYTES: usize = 64 << 10;
@@ -565,7 +565,8 @@ impl Driver {
     pub(super) fn close_mirror(&self, range: &Arc<HostRange>) -> Result<(), CUresult> {
         let mut open = self.mirrors.open.lock();
         if !open.held.is_empty() {
-            self.look(&mut open, false)?;
+            // An error is that of the launches, and is told as theirs.
+            let _ = self.look(&mut open, false);
         }
         match range.mirror.is_open() {
             true => self.close_in(&mut open, range),
@@ -611,10 +612,11 @@ impl Driver {
     /// Updates mirrors, before work that may read them.
     #[inline]
     pub(crate) fn push_visible(&self) -> Result<(), CUresult> {
-        if self.has_mirrors() {
-            return self.push_written(true);
+        // The last mirror may be closed before the launches that were held are sent.
+        match self.has_mirrors() || conditions::are_held() {
+            true => self.push_written(true),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Updates mirrors before a wait or a query: a kernel may be waiting for the program's word.
@@ -634,7 +636,7 @@ impl Driver {
     /// memory: what copies before it in the stream bring to the program is part of them.
     #[inline]
     pub(crate) fn push_for_work(&self, stream: &StreamRef) -> Result<(), CUresult> {
-        if !self.has_mirrors() {
+        if !self.has_mirrors() && !conditions::are_held() {
             return Ok(());
         }
         if self.session.is_receiving() && !stream.is_capturing() {
@@ -712,9 +714,16 @@ impl Driver {
         if std::mem::take(&mut open.is_holding) {
             self.submit(&messages::NetHold { held: 0 })?;
         }
-        open.held.looked(begin);
-        pushed?;
-        self.send_after_look(open)
+        match pushed {
+            Ok(()) => {
+                open.held.looked(begin);
+                self.send_after_look(open)
+            }
+            Err(error) => {
+                self.refuse_held(open, error);
+                Err(error)
+            }
+        }
     }
 
     fn push_all(&self, open: &mut OpenMirrors, may_ask: bool) -> Result<(), CUresult> {
