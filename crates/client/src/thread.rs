@@ -15,7 +15,7 @@ pub(crate) struct Local {
     pub(crate) server: Cell<Option<u8>>,
     /// Whether the current call has sent something or waited.
     pub(crate) did: Cell<Did>,
-    /// Whether the current call has begun with a look at the mirrors, for launches that were held.
+    /// Tells if the current call has begun with a look at the mirrors, for held launches.
     pub(crate) has_looked: Cell<bool>,
     /// Bytes that the current call has sent and will receive, if calls are recorded.
     pub(crate) request_bytes: Cell<u64>,

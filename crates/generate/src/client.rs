@@ -58,7 +58,7 @@ pub fn call_table() -> Result<TokenStream, Failure> {
     Ok(quote! {
         /// Name and declared class of every call, by number.
         pub(crate) static CALLS: &[(&str, Class)] = &[#(#rows)*];
-        /// Whether what is held back has to be sent before a call, by number.
+        /// Tells by a call's number if held launches have to be sent before it.
         pub(crate) static IS_AFTER_HELD: &[bool] = &[#(#after_held),*];
     })
 }

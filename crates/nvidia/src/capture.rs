@@ -13,7 +13,7 @@ use super::{
 
 /// A capture that a stream began and has not ended.
 pub(super) struct Begun {
-    /// Whether it adds to a graph that existed before.
+    /// Tells if it adds to a graph that existed before.
     adds: bool,
     /// The driver's number of it, and the graph that it makes: the driver no longer tells them once
     /// the capture has failed.

@@ -52,7 +52,7 @@ impl Pools {
         self.of_devices.is_empty()
     }
 
-    /// Whether a copy may still use their memory, as far as is known.
+    /// Tells if a copy may still use their memory, as far as is known.
     pub(super) fn are_used(&self) -> bool {
         !self.ends.is_empty()
     }

@@ -135,7 +135,7 @@ impl Refused {
         self.by == By::Missing
     }
 
-    /// Whether the driver itself answered.
+    /// Tells if the driver itself answered.
     pub(super) fn is_answer(&self) -> bool {
         self.by == By::Driver
     }

@@ -79,7 +79,7 @@ pub(super) struct Held {
     /// When the last look began, and the mean time of one in nanoseconds.
     looked: Option<Instant>,
     look_ns: u64,
-    /// Whether there is a thread that sends what is held for too long; `None` before one is needed.
+    /// Tells if a thread sends what is held for too long; `None` before one is needed.
     pub(super) has_thread: Option<bool>,
     /// That thread sleeps until it is woken.
     pub(super) is_parked: bool,
@@ -112,7 +112,7 @@ impl Held {
         }
     }
 
-    /// Returns whether a launch with so many bytes of arguments may be held now.
+    /// Returns whether a launch may be held now, whose arguments have `bytes` bytes.
     pub(super) fn takes(&self, bytes: usize) -> bool {
         let is_soon = self.looked.is_some_and(|at| at.elapsed() < self.time());
         is_soon && self.launches.len() < LAUNCHES_MAX && self.bytes + bytes <= BYTES_MAX

@@ -1,5 +1,5 @@
-//! Whether all work of the session is known to be done, so that mirrors may be closed, and the
-//! questions to the server that tell.
+//! Finds out if all work of the session is done, so that mirrors may be closed, and asks the server
+//! when streams are.
 
 use std::sync::{Arc, atomic::Ordering};
 
