@@ -111,6 +111,13 @@ class Program:
         assert self.process.stdout is not None
         return code, self.process.stdout.read()
 
+    def lost(self) -> int:
+        """Returns the CUDA error that ended the program; what is said of its lease stands before or after it."""
+        code, said = self.outcome()
+        errors = [line.removeprefix("lost ") for line in said.splitlines() if line.startswith("lost ")]
+        assert code == 3 and len(errors) == 1, said
+        return int(errors[0])
+
 
 def until(what: Callable[[], bool], seconds: float = START_S_MAX) -> float:
     start = time.monotonic()
