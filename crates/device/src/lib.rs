@@ -90,9 +90,10 @@ pub trait Host: Send {
     /// Hands over the words of watched mirrors that kernels have changed. Called before a wait is
     /// answered.
     fn take_host_pages(&mut self, changed: &mut dyn FnMut(u64, &[u8]));
-    /// Returns true if the client would not notice a fence of a stream, or of a whole context, that
-    /// is made now and never answered.
-    fn can_fence_early(&self) -> bool {
+    /// Returns true if the client would not notice a fence that is made now and never answered: of
+    /// a context's stream, or of all of its work. No later work may wait for anything by it.
+    fn can_fence_early(&mut self, context: u64, stream: Option<u64>) -> bool {
+        let _ = (context, stream);
         false
     }
     /// Whether host functions are queued, so that the session must keep polling for them.

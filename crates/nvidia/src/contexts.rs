@@ -374,6 +374,34 @@ impl Nvidia {
         Ok(busy)
     }
 
+    /// Returns whether a fence of a context, or of its default stream, makes no later work wait: a
+    /// mark in the default stream waits for all blocking streams, whose later work waits for it.
+    /// Not called during a capture.
+    pub(super) fn orders_nothing(&mut self, id: u64, of_default: bool) -> bool {
+        let Ok(context) = self.contexts.get(id) else {
+            return false;
+        };
+        let hold = context.hold.handle;
+        // Destroyed streams were blocking ones, perhaps.
+        let is_pending = |mark: &Mark| !mark.reached().unwrap_or(false);
+        let mut orphans = self.orphans.iter().filter(|(of, _)| *of == id);
+        if orphans.any(|(_, mark)| is_pending(mark)) {
+            return false;
+        }
+        if !of_default && !context.is_legacy_busy() {
+            return true;
+        }
+        let mut blocking = self
+            .streams
+            .values_mut()
+            .filter(|stream| stream.used && stream.is_blocking && stream.hold().handle == hold);
+        blocking.all(|stream| {
+            let is_done = ready(self.driver.cuStreamQuery(stream.handle())).unwrap_or(false);
+            stream.used = !is_done;
+            is_done
+        })
+    }
+
     /// Whether the GPU has done all work of the session, as far as can be asked.
     pub(super) fn is_idle(&self) -> bool {
         let is_ready = |asked| ready(asked).unwrap_or(true);

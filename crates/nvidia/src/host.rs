@@ -23,6 +23,7 @@ use super::{
     memory::{Window, properties},
     nvml::{self, Nvml},
     owned::ContextHold,
+    streams::STREAM_LEGACY,
 };
 
 /// Device memory that the driver needs beside the client's: modules, local memory, printf buffers.
@@ -147,8 +148,12 @@ impl Host for Nvidia {
         self.host.lend(address, len).map(Registered::from)
     }
 
-    fn can_fence_early(&self) -> bool {
-        self.captures.is_empty() && !self.printing.is_due() && !self.host.is_watched()
+    fn can_fence_early(&mut self, context: u64, stream: Option<u64>) -> bool {
+        self.captures.is_empty()
+            && !self.printing.is_due()
+            && !self.host.is_watched()
+            && (stream.is_some_and(|stream| stream > STREAM_LEGACY)
+                || self.orders_nothing(context, stream.is_some()))
     }
 
     fn awaits_host_calls(&self) -> bool {

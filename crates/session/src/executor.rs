@@ -79,7 +79,9 @@ impl<'d> Executor<'d> {
 
     /// Makes a fence that no message has asked for yet, if the device can.
     pub(super) fn fence_early(&mut self, fence: Fence) -> Option<Pending> {
-        if self.purpose != Purpose::Session || !self.device.can_fence_early() {
+        if self.purpose != Purpose::Session
+            || !self.device.can_fence_early(fence.context, fence.stream)
+        {
             return None;
         }
         let refuse = |_| {

@@ -59,8 +59,8 @@ fn a_wait_looks_at_memory_and_asks_nobody() {
 fn an_early_fence_takes_nothing_from_others() {
     let fake = Fake::build(&[]);
     let mut client = client_with_stream(&fake);
-    let can = |client: &Client| client.device.can_fence_early();
-    assert!(can(&client));
+    let can = |client: &mut Client| client.device.can_fence_early(CONTEXT, None);
+    assert!(can(&mut client));
     // The stream's mark is for each fence of the context.
     client.done(Request::EventCreate(messages::EventCreate {
         event: 1,
@@ -74,11 +74,59 @@ fn an_early_fence_takes_nothing_from_others() {
     client.done(Request::StreamDestroy(messages::StreamDestroy {
         stream: STREAM,
     }));
-    assert!(can(&client));
+    assert!(can(&mut client));
     let context = messages::FenceContext { slot: 0, value: 0 };
     let mut fence = client.wait(Request::FenceContext(context));
     assert_eq!(fence.ready(), Ok(true));
-    assert!(can(&client));
+    assert!(can(&mut client));
+}
+
+/// A mark in the default stream makes later work of each blocking stream wait for earlier work of
+/// all others: for a kernel that runs until such work has come, for ever.
+#[test]
+fn an_early_fence_is_no_barrier_between_blocking_streams() {
+    const OTHER: u64 = STREAM + 1;
+    let fake = Fake::build(&[]);
+    let mut client = client_with_stream(&fake);
+    let can = |client: &mut Client, stream| client.device.can_fence_early(CONTEXT, stream);
+    let used = |client: &mut Client, stream| {
+        let wait = messages::StreamWaitEvent {
+            stream,
+            event: 1,
+            flags: 0,
+        };
+        client.done(Request::StreamWaitEvent(wait));
+    };
+    client.done(Request::EventCreate(messages::EventCreate {
+        event: 1,
+        flags: 0,
+    }));
+    client.done(Request::StreamCreate(messages::StreamCreate {
+        stream: OTHER,
+        flags: 0,
+        priority: 0,
+    }));
+    fake.ask("fake_hold", 1);
+    // A stream that is not ordered with the default stream is no matter.
+    used(&mut client, STREAM);
+    assert!([Some(0), Some(1), None].map(|of| can(&mut client, of)) == [true; 3]);
+    used(&mut client, OTHER);
+    assert!(can(&mut client, Some(STREAM)) && can(&mut client, Some(OTHER)));
+    // The mark of a context's fence is in the default stream only if that was used.
+    assert!([Some(0), Some(1), None].map(|of| can(&mut client, of)) == [false, false, true]);
+    used(&mut client, 0);
+    assert!([Some(0), Some(1), None].map(|of| can(&mut client, of)) == [false; 3]);
+    let marks = fake.ask("fake_default_marks", 0);
+    let context = messages::FenceContext { slot: 0, value: 0 };
+    drop(client.wait(Request::FenceContext(context)));
+    assert_eq!(fake.ask("fake_default_marks", 0), marks + 1);
+    // A destroyed stream's work goes on.
+    client.done(Request::StreamDestroy(messages::StreamDestroy {
+        stream: OTHER,
+    }));
+    assert!([Some(0), Some(1), None].map(|of| can(&mut client, of)) == [false; 3]);
+    fake.ask("fake_hold", 0);
+    assert!([Some(0), Some(1), None].map(|of| can(&mut client, of)) == [true; 3]);
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl Host for Fake {
         (len <= ROOM_BYTES_MAX).then(|| Box::new(vec![0u8; len]) as Box<dyn Segment>)
     }
 
-    fn can_fence_early(&self) -> bool {
+    fn can_fence_early(&mut self, _: u64, _: Option<u64>) -> bool {
         self.board.can_fence_early.load(SeqCst)
     }
 
