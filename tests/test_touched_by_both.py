@@ -135,7 +135,7 @@ def test_registered_memory_is_read_where_a_sandbox_refuses_to_copy_it(server: Se
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("what", ["read", "read_by_two"])
+@pytest.mark.parametrize("what", ["read", "read_by_two", "reset"])
 def test_launches_that_share_a_look_read_what_was_written_before_each(
     server: Server, link: str, tmp_path: Path, what: str
 ) -> None:

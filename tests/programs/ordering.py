@@ -217,10 +217,11 @@ class Player:
             call, arguments = f"cuMemcpy{way}", [byref(self.box(way, to, source, first, parts))]
         if stream is not None:
             call, arguments = f"{call}Async", [*arguments, self.stream(stream)]
-        must(call if way == "peer" else f"{call}_v2", *arguments)
+        must(call if way == "peer" or call == "cuMemcpyAsync" else f"{call}_v2", *arguments)
         moved = {spot: ((source, spot[1]), 0) for spot in spots(to, first, parts)}
         work = self.model.on(stream or "default", moved)
-        if stream is None and kind != "DtoD":
+        # Between two places of the host a copy is synchronous with a stream, too ("API synchronization behavior").
+        if kind == "" or (stream is None and kind != "DtoD"):
             self.model.done |= self.model.through(work)
 
     def box(self, way: str, to: str, source: str, first: int, parts: int) -> Copy2D | Copy3D:
@@ -249,6 +250,9 @@ class Player:
 
     def copy_here(self, to: str, source: str, first: int, parts: int, way: str, stream: str | None) -> None:
         self.copy("DtoD", to, source, first, parts, way, stream)
+
+    def copy_host(self, to: str, source: str, first: int, parts: int, way: str, stream: str) -> None:
+        self.copy("", to, source, first, parts, way, stream)
 
     def set(self, name: str, first: int, parts: int, value: int, stream: str | None) -> None:
         arguments = [self.place(name, first), c_uint(value), c_size_t(parts * self.words)]

@@ -77,6 +77,9 @@ def program(seed: int) -> list[Step]:
             case "copy_here":
                 to, source = r.sample(BUFFERS["device"], 2)
                 return [kind, to, source, first, parts, r.choice(WAYS_HERE)]
+            case "copy_host":
+                to, source = r.sample(BUFFERS["host"], 2)
+                return [kind, to, source, first, parts, r.choice(WAYS)]
             case "set":
                 return [kind, device(), first, parts, next(value)]
             case "host":
@@ -86,9 +89,10 @@ def program(seed: int) -> list[Step]:
                 return ["add", device(), device(), first, parts, r.randint(1, 9)]
 
     def step() -> list[Step]:
-        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgggvqq"):
+        match r.choice("wwwwwwwwSSSSSbbbfflleEcsgggvqqhh"):
             case "w":
-                kind = r.choice(["copy_in", "copy_out", "copy_here", "set", "add", "add", "add", "host"])
+                kinds = ["copy_in", "copy_out", "copy_here", "copy_host", "set", "add", "add", "add", "host"]
+                kind = r.choice(kinds)
                 # Without a stream these two are asynchronous, too.
                 is_plain = kind in ("copy_here", "set") and r.random() < 0.3
                 return [[*work(kind), None if is_plain else stream()]]
@@ -101,6 +105,12 @@ def program(seed: int) -> list[Step]:
                 reads = ["copy_out", host(), to] if r.random() < 0.5 else ["add", device(), to]
                 reads += [*part(), 3] if reads[0] == "add" else [*part(), r.choice(WAYS)]
                 return [fill, *busy, copy, [*reads, r.choice(STREAMS[3:]) if r.random() < 0.7 else stream()]]
+            case "h":
+                # A copy between two places of the host, after slow work that wrote one.
+                to, name = r.sample(BUFFERS["host"], 2)
+                first, after = r.sample(STREAMS[:3], 2) if r.random() < 0.7 else [stream()] * 2
+                written = ["copy_out", name, device(), 0, PARTS, "plain", first]
+                return [["busy", first], written, ["copy_host", to, name, *part(), r.choice(WAYS), after], ["look", to]]
             case "b":
                 return [["busy", stream()]]
             case "f":

@@ -47,11 +47,14 @@ pub fn entry() -> Result<TokenStream, Failure> {
 /// to be sent before each.
 pub fn call_table() -> Result<TokenStream, Failure> {
     let calls = decl::driver()?;
-    let rows = calls.iter().map(|call| {
-        let (symbol, class) = (&call.symbol, ident(&format!("{:?}", call.class)));
+    // An older name has the class of the call that serves it.
+    let served: Result<Vec<_>, _> = calls.iter().map(|call| target(&calls, call)).collect();
+    let served = served?;
+    let rows = calls.iter().zip(&served).map(|(call, served)| {
+        let (symbol, class) = (&call.symbol, ident(&format!("{:?}", served.class)));
         quote!((#symbol, Class::#class),)
     });
-    let after_held = calls.iter().map(|call| {
+    let after_held = served.iter().map(|call| {
         let asks = call.class != Class::Local || call.attributes.is_query;
         asks && !call.attributes.may_be_held
     });

@@ -88,9 +88,14 @@ impl Driver {
 
     /// Waits for all work that a copy in this stream would wait for.
     pub(crate) fn settle_stream(&self, stream: &StreamRef) -> Result<(), CUresult> {
-        if self.is_quiet(stream) {
-            return Ok(());
+        match self.is_quiet(stream) {
+            true => Ok(()),
+            false => self.settle_followed(stream),
         }
+    }
+
+    /// Waits for a stream's work, and for that of the default stream if this one waits for it.
+    pub(crate) fn settle_followed(&self, stream: &StreamRef) -> Result<(), CUresult> {
         self.synchronize_stream(stream)?;
         if let StreamRef::Own(own) = stream
             && own.flags & CU_STREAM_NON_BLOCKING == 0

@@ -223,7 +223,7 @@ impl Driver {
             self.host_is_used(stream);
             return Ok(());
         }
-        self.synchronize_stream(stream)?;
+        self.settle_followed(stream)?;
         // SAFETY: both ranges are the caller's.
         unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) };
         Ok(())

@@ -351,7 +351,7 @@ impl Driver {
             }
             (_, _) => {
                 // Host to host, in the stream's order.
-                self.synchronize_stream(stream)?;
+                self.settle_followed(stream)?;
                 self.copy_rows(request)
             }
         }
