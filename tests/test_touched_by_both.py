@@ -13,6 +13,7 @@ from harness import TEST_PROGRAMS, Server
 
 PROGRAM = TEST_PROGRAMS / "touched_by_both.py"
 HELD = TEST_PROGRAMS / "held_launches.py"
+POLLED = TEST_PROGRAMS / "polled_words.py"
 PAGE_BYTES = 4096
 # Memory of kernel_words.py.
 WORDS_BYTES = 64 * PAGE_BYTES
@@ -150,3 +151,8 @@ def test_launches_that_are_held_are_sent_though_no_call_follows(server: Server, 
         pytest.skip("a program sees what kernels write to a mirror when it waits")
     done = server.run(link, sys.executable, HELD, "polled")
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+def test_a_kernel_that_polls_sees_the_word_at_the_next_call(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, POLLED)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stdout + done.stderr

@@ -136,7 +136,8 @@ impl Driver {
         }
     }
 
-    /// Updates mirrors before a wait or a query: a kernel may be waiting for the program's word.
+    /// Updates mirrors before a wait, a query, or a copy from the device: a kernel may be waiting
+    /// for the program's word.
     /// That has been done if the call began with a look.
     pub(crate) fn push_before_wait(&self) -> Result<(), CUresult> {
         if !thread::here().has_looked.take() {

@@ -192,9 +192,11 @@ impl Driver {
                 }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
+                self.push_before_wait()?;
                 self.bring(dst as *mut u8, src, bytes, stream)
             }
             (_, MemoryKind::Device) => {
+                self.push_before_wait()?;
                 // SAFETY: the caller's destination, as the driver API asks of it.
                 let number = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
                 // The copy is done, and so is all work that it waited for.

@@ -342,9 +342,11 @@ impl Driver {
                 }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
+                self.push_before_wait()?;
                 self.copy_box_out(request, stream, true).map(drop)
             }
             (_, MemoryKind::Device) => {
+                self.push_before_wait()?;
                 let group = self.copy_box_out(request, stream, false)?;
                 self.session.wait(&group)?;
                 self.session.take_fault()
