@@ -72,8 +72,6 @@ struct Pool {
     came: Condvar,
     /// Number of copies that came.
     copies: AtomicU64,
-    /// Helpers that use the present copy.
-    inside: AtomicUsize,
 }
 
 /// Outcome for a copy that was to be shown to the helpers.
@@ -81,7 +79,7 @@ struct Pool {
 enum Offer {
     /// They see it, until it is withdrawn.
     Shown,
-    /// They are at another copy.
+    /// They see another copy.
     Busy,
     NoHelpers,
 }
@@ -106,9 +104,35 @@ struct Pieces {
     len: usize,
     /// Bytes that threads have taken.
     taken: AtomicUsize,
+    /// Helpers that use it. They come only while it is shown.
+    inside: AtomicUsize,
 }
 
 impl Pieces {
+    fn new(from: *const u8, to: *mut u8, len: usize) -> Pieces {
+        Pieces {
+            from,
+            to,
+            len,
+            taken: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
+        }
+    }
+
+    /// Waits until no helper uses the copy, which is shown no more. Helpers at other copies are no
+    /// matter.
+    fn wait_for_helpers(&self) {
+        let mut looks = 0u32;
+        while self.inside.load(Ordering::Acquire) > 0 {
+            looks += 1;
+            match looks.is_multiple_of(LOOKS) {
+                // A helper may have lost its core.
+                true => thread::yield_now(),
+                false => hint::spin_loop(),
+            }
+        }
+    }
+
     /// Copies pieces until none is left.
     ///
     /// # Safety
@@ -146,7 +170,6 @@ impl Pool {
             }),
             came: Condvar::new(),
             copies: AtomicU64::new(0),
-            inside: AtomicUsize::new(0),
         }
     }
 
@@ -157,12 +180,7 @@ impl Pool {
     ///
     /// As for [`copy`].
     unsafe fn copy(&self, from: *const u8, to: *mut u8, len: usize) {
-        let pieces = Pieces {
-            from,
-            to,
-            len,
-            taken: AtomicUsize::new(0),
-        };
+        let pieces = Pieces::new(from, to, len);
         let mut offer = self.offer(&pieces);
         // SAFETY: the ranges are this function's, whose contract is that of `copy`.
         while offer == Offer::Busy && unsafe { pieces.copy_one() } {
@@ -172,25 +190,17 @@ impl Pool {
         unsafe { pieces.copy() };
         if offer == Offer::Shown {
             self.lock().copy = None;
-            let mut looks = 0u32;
-            while self.inside.load(Ordering::Acquire) > 0 {
-                looks += 1;
-                match looks.is_multiple_of(LOOKS) {
-                    // A helper may have lost its core.
-                    true => thread::yield_now(),
-                    false => hint::spin_loop(),
-                }
-            }
+            pieces.wait_for_helpers();
         }
     }
 
-    /// Shows a copy to the helpers, unless they are at another.
+    /// Shows a copy to the helpers, unless they see another.
     fn offer(&self, pieces: &Pieces) -> Offer {
         let mut state = self.lock();
         if state.helpers == 0 {
             return Offer::NoHelpers;
         }
-        if state.copy.is_some() || self.inside.load(Ordering::Acquire) > 0 {
+        if state.copy.is_some() {
             return Offer::Busy;
         }
         state.copy = Some(Shared(pieces));
@@ -211,16 +221,18 @@ impl Pool {
             seen = self.wait(seen);
             let copy = {
                 let state = self.lock();
-                let copy = state.copy;
-                // Under the lock: the copy's thread sees it once it has withdrawn the copy.
-                self.inside
-                    .fetch_add(usize::from(copy.is_some()), Ordering::Relaxed);
-                copy
+                state.copy.inspect(|Shared(pieces)| {
+                    // Under the lock: the copy's thread sees it once it has withdrawn the copy.
+                    // SAFETY: that thread has yet to do so, under the lock.
+                    let inside = unsafe { &(**pieces).inside };
+                    inside.fetch_add(1, Ordering::Relaxed);
+                })
             };
             if let Some(Shared(pieces)) = copy {
                 // SAFETY: the copy's thread waits until nobody is inside.
                 unsafe { (*pieces).copy() };
-                self.inside.fetch_sub(1, Ordering::Release);
+                // SAFETY: the copy's thread waits for this, after which it is not used here.
+                unsafe { (*pieces).inside.fetch_sub(1, Ordering::Release) };
             }
         }
         self.lock().helpers -= 1;
@@ -265,24 +277,45 @@ mod tests {
 
     /// A copy that finds the helpers at another is shown to them later.
     #[test]
-    fn helpers_are_at_one_copy_at_a_time() {
+    fn helpers_see_one_copy_at_a_time() {
         let pool = Pool::new();
-        let pieces = Pieces {
-            from: ptr::null(),
-            to: ptr::null_mut(),
-            len: 0,
-            taken: AtomicUsize::new(0),
-        };
-        assert_eq!(pool.offer(&pieces), Offer::NoHelpers);
+        let empty = || Pieces::new(ptr::null(), ptr::null_mut(), 0);
+        let (one, other) = (empty(), empty());
+        assert_eq!(pool.offer(&one), Offer::NoHelpers);
         pool.lock().helpers = 1;
-        assert_eq!(pool.offer(&pieces), Offer::Shown);
-        assert_eq!(pool.offer(&pieces), Offer::Busy);
+        assert_eq!(pool.offer(&one), Offer::Shown);
+        assert_eq!(pool.offer(&other), Offer::Busy);
         pool.lock().copy = None;
-        // A helper that saw it is not through.
-        pool.inside.store(1, Ordering::Relaxed);
-        assert_eq!(pool.offer(&pieces), Offer::Busy);
-        pool.inside.store(0, Ordering::Relaxed);
-        assert_eq!(pool.offer(&pieces), Offer::Shown);
+        assert_eq!(pool.offer(&other), Offer::Shown);
+        pool.lock().copy = None;
+    }
+
+    /// A copy of null bytes that a helper is at, for as long as the test wants.
+    #[test]
+    fn a_copy_does_not_wait_for_the_helpers_of_another() {
+        let pool = Pool::new();
+        let empty = || Pieces::new(ptr::null(), ptr::null_mut(), 0);
+        let (one, other) = (empty(), empty());
+        pool.lock().helpers = 1;
+        assert_eq!(pool.offer(&one), Offer::Shown);
+        pool.lock().copy = None;
+        assert_eq!(pool.offer(&other), Offer::Shown);
+        // A helper comes to the other before the first one's thread has looked.
+        let Some(Shared(seen)) = pool.lock().copy else {
+            panic!("no copy is shown");
+        };
+        assert!(ptr::eq(seen, &other));
+        other.inside.fetch_add(1, Ordering::Relaxed);
+        one.wait_for_helpers();
+        // Nor does one for which the helper has yet to come.
+        pool.lock().copy = None;
+        let from = vec![7u8; 2 * SHARED_BYTES_MIN];
+        let mut to = vec![0; from.len()];
+        // SAFETY: both have as many bytes, and are this thread's.
+        unsafe { pool.copy(from.as_ptr(), to.as_mut_ptr(), from.len()) };
+        assert!(to == from);
+        other.inside.fetch_sub(1, Ordering::Relaxed);
+        other.wait_for_helpers();
     }
 
     /// Several threads copy at once, with helpers and without; each gets its bytes, whole.
