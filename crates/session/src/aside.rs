@@ -207,6 +207,7 @@ impl Shared {
 
     /// Sends what is queued, until the session ends; runs on a thread of its own.
     fn send_all(&self) {
+        let _ends = EndsLink(self);
         let mut queue = lock(&self.queue);
         loop {
             let Some(frame) = queue.frames.pop_front() else {
@@ -234,6 +235,23 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+/// Ends the link if the thread panics: neither what is queued nor what waits for room would ever
+/// be sent, and the client would wait for it.
+struct EndsLink<'s>(&'s Shared);
+
+impl Drop for EndsLink<'_> {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let mut queue = lock(&self.0.queue);
+        queue.is_broken = true;
+        queue.frames.clear();
+        self.0.sent.notify_all();
+        self.0.closer.close();
     }
 }
 

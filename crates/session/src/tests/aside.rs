@@ -87,3 +87,22 @@ fn a_session_ends_although_its_client_does_not_take_what_is_queued() {
         drop(kept);
     }
 }
+
+#[test]
+fn a_session_ends_if_the_thread_that_sends_replies_panics() {
+    for is_shm in [true, false] {
+        let mut client = with_replies_under_way(is_shm, 0);
+        client.wait_until_placed(1);
+        client.board.data_panics.store(true, SeqCst);
+        for copy in 1..=COPIES {
+            client.copy_out(copy, 3, copy as u8, 1 << 20);
+        }
+        // The client waits for replies, and sends nothing.
+        let until = Instant::now() + PATIENCE;
+        while !client.server.is_finished() && Instant::now() < until {
+            thread::yield_now();
+        }
+        assert!(client.server.is_finished(), "the client waits for ever");
+        assert_eq!(client.board.pendings.load(SeqCst), 0);
+    }
+}
