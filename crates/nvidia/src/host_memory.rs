@@ -39,6 +39,9 @@ const PART_BYTES: usize = 16 * PAGE_BYTES as usize;
 /// User addresses on x86-64 with four levels of page tables.
 const USER_ADDRESS_MIN: u64 = 1 << 16;
 const USER_ADDRESS_MAX: u64 = 1 << 47;
+/// Length of a huge page on x86-64. The driver registers 64 MiB in 2.1 ms if it consists of those,
+/// and in 8.5 ms if not (H200, 580.159).
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Host memory of one session, shared and mirrored together, in bytes.
 const HOST_MAPPED_BYTES_MAX: u64 = 1 << 40;
 
@@ -81,6 +84,9 @@ impl HostRange {
             check_covered(file, len)?;
         }
         map_pages(va, len, file.as_ref())?;
+        if file.is_none() && len >= HUGE_PAGE_BYTES {
+            ask_huge_pages(va, len);
+        }
         Ok(HostRange {
             hold: hold.clone(),
             va,
@@ -208,6 +214,15 @@ fn map_pages(va: u64, len: u64, file: Option<&File>) -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// Asks the kernel for huge pages where memory was mapped and not used yet. All of it will be
+/// pinned when it is registered, so that no more memory is used.
+fn ask_huge_pages(va: u64, len: u64) {
+    let base = ptr::with_exposed_provenance_mut::<c_void>(va as usize);
+    // A kernel without huge pages refuses it.
+    // SAFETY: the range was mapped by the caller, and the advice changes no contents.
+    let _ = unsafe { libc::madvise(base, len as usize, libc::MADV_HUGEPAGE) };
 }
 
 impl Drop for HostRange {

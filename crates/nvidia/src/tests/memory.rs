@@ -213,6 +213,33 @@ fn watched_mirrors_hand_over_what_kernels_changed() {
     assert_eq!(fake.ask("fake_live", 0), 0);
 }
 
+/// Returns the kernel's flags of the mapping that begins at an address.
+fn mapping_flags(va: u64) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("a text");
+    let mut lines = maps.lines();
+    let begin = format!("{va:x}-");
+    lines.find(|line| line.starts_with(&begin)).expect("mapped");
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+    flags.expect("flags").to_string()
+}
+
+#[test]
+fn a_long_mirror_is_on_huge_pages() {
+    if !Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return;
+    }
+    let fake = Fake::build(&[]);
+    let mut client = Client::new(&fake);
+    let va = 0x5200_0000_0000 + std::ptr::from_ref(&client) as u64 % (1 << 30) / 4096 * 4096;
+    client.done(Request::HostMap(messages::HostMap {
+        va,
+        len: 4 * MIB,
+        flags: 0,
+        fd_tag: 0,
+    }));
+    assert!(mapping_flags(va).split(' ').any(|flag| flag == "hg"));
+}
+
 #[test]
 fn words_that_go_on_in_the_next_page_are_one_run() {
     let fake = Fake::build(&[]);
