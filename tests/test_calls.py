@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import EXAMPLES, TEST_PROGRAMS, Server
+from harness import EXAMPLES, ROOT, TEST_PROGRAMS, Server
 
 pytestmark = pytest.mark.smoke
 
 PROGRAM = TEST_PROGRAMS / "steady_state.py"
+DECLARATIONS = ROOT / "crates" / "api" / "src" / "driver.calls"
 
 
 def counts(
@@ -160,3 +161,29 @@ def test_a_launch_and_its_wait_are_one_segment_each_way(server: Server) -> None:
 def test_a_foreseen_wait_that_does_not_come_is_harmless(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "foreseen.py", "misses")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+# Groups of `driver_answers.py`, asked from the first question on, up to one that ends the context (NEXT_PROCESS).
+ANSWERS = ["contexts", "memory", "streams", "launches", "graphs", "captures", "another context", "none current"]
+NEXT_PROCESS = 9
+
+
+def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Path) -> None:
+    """Launches that are held back are not sent before them: what they sent would overtake these."""
+    declared = [line.split() for line in DECLARATIONS.read_text().splitlines() if " : local" in line]
+    may_send = {name for name, *words in declared if {"may-ask", "queries"} & {word.strip(";") for word in words}}
+    local = {name for name, *_ in declared} - may_send
+    calls = TEST_PROGRAMS / "local_calls.py"
+    programs: list[list[str | Path]] = [[sys.executable, calls], [EXAMPLES / "graph_nodes"], [EXAMPLES / "driver_api"]]
+    programs += [[sys.executable, calls, group, "0"] for group in ANSWERS]
+    made, sent = set[str](), dict[str, dict[str, int]]()
+    for number, program in enumerate(programs):
+        stats = tmp_path / f"{number}.json"
+        env = {"OUTBOARD_STATS": str(stats), "OUTBOARD_OPTIMISE": "or+sr+local"}
+        done = server.run("shm", *program, env=env)
+        assert done.returncode in (0, NEXT_PROCESS) and stats.exists(), f"{program}: {done.stdout}\n{done.stderr}"
+        by_call: dict[str, dict[str, int]] = json.loads(stats.read_text())["by_call"]
+        made |= set(by_call)
+        sent |= {name: kinds for name, kinds in by_call.items() if sum(kinds.values()) > kinds["local"]}
+    assert {name: kinds for name, kinds in sent.items() if name in local} == {}
+    assert local <= made

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import NoReturn
 
 from driver_asking import CannotGoOn, NoContext, State, about, call
 from driver_questions import CONTEXTS, STATELESS
@@ -68,8 +69,8 @@ def ask_group(group: str) -> list[tuple[str, str]]:
         answers.append((pending, "crash" if status != -1 else "hangs"))
 
 
-def answer_group(group: str, start: int) -> None:
-    """Asks a group's questions from number `start` on, in this process."""
+def answer_group(group: str, start: int, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
+    """Asks a group's questions from number `start` on, in this process, and ends it."""
     prepare, questions = GROUPS[group]
     state = prepare()
     for name, question in list(questions.items())[start:]:
@@ -78,12 +79,12 @@ def answer_group(group: str, start: int) -> None:
             print(f"= {run(question, state)}", flush=True)
         except CannotGoOn as why:
             print(f"= {why}", flush=True)
-            os._exit(NEXT_PROCESS)
+            end(NEXT_PROCESS)
         if state.__class__ is State and call("cuCtxSynchronize").endswith(LOST_CONTEXT):
-            os._exit(NEXT_PROCESS)
+            end(NEXT_PROCESS)
     sys.stdout.flush()
     # The driver's behaviour at such a process's end is not tested.
-    os._exit(0)
+    end(0)
 
 
 def run(question: Callable[..., object], state: object) -> str:

@@ -14,8 +14,8 @@ This page lists every function that `libcuda.so.1` of CUDA 13.0 and `libnvidia-m
 it. `cargo run -p outboard-api --example coverage` writes it from the declarations in `crates/api`; a test fails if it is
 out of date.
 
-- Classes: the client answers a **local** call without sending anything. It sends an **outstanding** call and returns at
-  once. A **shadowed** call is outstanding too, and the client chooses its result, a handle or an address. A
+- Classes: the client answers a **local** call without sending anything; some first ask what it has not learnt (`may-ask`
+  in `driver.calls`). It sends an **outstanding** call and returns at once. A **shadowed** call is outstanding too, and the client chooses its result, a handle or an address. A
   **synchronous** call waits for the server's reply.
 - Implementation: **served** calls are written by hand, **derived** calls are generated from the declaration alone, and
   an **alias** is an older name of another function.

@@ -55,8 +55,9 @@ pub fn call_table() -> Result<TokenStream, Failure> {
         quote!((#symbol, Class::#class),)
     });
     let after_held = served.iter().map(|call| {
-        let asks = call.class != Class::Local || call.attributes.is_query;
-        asks && !call.attributes.may_be_held
+        let attributes = &call.attributes;
+        let asks = call.class != Class::Local || attributes.is_query || attributes.may_ask;
+        asks && !attributes.may_be_held
     });
     Ok(quote! {
         /// Name and declared class of every call, by number.

@@ -134,6 +134,8 @@ pub struct Attributes {
     pub is_after_fork: bool,
     /// Its message may be held back for a moment.
     pub may_be_held: bool,
+    /// It may have to ask the server, though the client mostly knows the answer.
+    pub may_ask: bool,
 }
 
 impl Attributes {
@@ -169,6 +171,7 @@ impl Attributes {
                 "finds-functions" => std::mem::replace(&mut all.finds_functions, true),
                 "after-fork" => std::mem::replace(&mut all.is_after_fork, true),
                 "may-be-held" => std::mem::replace(&mut all.may_be_held, true),
+                "may-ask" => std::mem::replace(&mut all.may_ask, true),
                 _ => return Err(format!("attribute '{text}'")),
             };
             if is_repeated {
@@ -239,8 +242,8 @@ impl Attributes {
                 "a local call costs nothing",
             ),
             (
-                self.is_after_fork && call.class != Class::Local,
-                "only a local call answers without a session",
+                (self.is_after_fork || self.may_ask) && call.class != Class::Local,
+                "only a local call answers without a session, or asks at times",
             ),
             (
                 self.may_be_held && call.class != Class::Outstanding,
@@ -600,6 +603,7 @@ mod tests {
             ("(int a) : outstanding; waits", "synchronous"),
             ("(int a) : synchronous; after-fork", "without a session"),
             ("(int a) : synchronous; may-be-held", "without a reply"),
+            ("(int a) : synchronous; may-ask", "only a local"),
             ("(int a) : outstanding; records-event", "with an event"),
             ("(int a) : local; queries", "queries it"),
             ("(CUevent a) : synchronous; queries; waits", "one of"),
