@@ -187,3 +187,9 @@ def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Pa
         sent |= {name: kinds for name, kinds in by_call.items() if sum(kinds.values()) > kinds["local"]}
     assert {name: kinds for name, kinds in sent.items() if name in local} == {}
     assert local <= made
+
+
+@pytest.mark.parametrize("what", ["told", "untold", "other"])
+def test_failures_before_the_end_of_a_context_are_no_other_contexts(server: Server, link: str, what: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

@@ -7,7 +7,6 @@ do not, or says "right".
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable
 from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
@@ -82,7 +81,6 @@ class Program:
         must("cuEventRecord", self.event, self.stream)
         while lib.cuEventQuery(self.event) == NOT_READY:
             pass
-
 
     def rows_to_host(self) -> None:
         host, device = 1, 2

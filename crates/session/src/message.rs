@@ -252,7 +252,11 @@ impl Session<'_> {
         executed: execute::Executed,
         start: Instant,
     ) -> Result<(), End> {
-        self.settle_to(header, executed, start, None)
+        self.settle_to(header, executed, start, None)?;
+        match header.op {
+            messages::ContextDestroy::NUMBER => Ok(self.outbox.ends_context()?),
+            _ => Ok(()),
+        }
     }
 
     /// Like [`settle`](Self::settle). The data of a reply may be a piece for another server.

@@ -51,6 +51,8 @@ pub(super) struct Outbox {
     /// after them.
     given: u32,
     faults: FaultBudget,
+    /// Contexts that the client has ended.
+    ended: u32,
     /// The adapter may still be reading device memory.
     is_reading: bool,
     /// The client was told why the session ends.
@@ -67,6 +69,7 @@ impl Outbox {
             aside_until: None,
             given: 0,
             faults: FaultBudget::default(),
+            ended: 0,
             is_reading: false,
             has_said_end: false,
         }
@@ -319,6 +322,14 @@ impl Outbox {
         }
     }
 
+    /// Counts the end of a context. The failures of messages before it are told with the count
+    /// before.
+    pub(super) fn ends_context(&mut self) -> Result<(), Error> {
+        self.send_held_faults()?;
+        self.ended = self.ended.wrapping_add(1);
+        Ok(())
+    }
+
     pub(super) fn send_held_faults_if_due(&mut self) -> Result<(), Error> {
         if self.holds_faults() && self.faults.is_window_over(Instant::now()) {
             self.send_held_faults()?;
@@ -345,6 +356,7 @@ impl Outbox {
             op,
             status: CUresult::CUDA_ERROR_UNKNOWN.0,
             sticky: 1,
+            ended: self.ended,
             message: cut(&why),
         };
         self.note(FaultNote::NUMBER, &note)?;
@@ -367,6 +379,7 @@ impl Outbox {
             op,
             status: failure.status.0,
             sticky: u8::from(failure.status.is_sticky()),
+            ended: self.ended,
             message: cut(&message),
         };
         self.note(FaultNote::NUMBER, &note)

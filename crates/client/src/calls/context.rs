@@ -68,9 +68,9 @@ impl Driver {
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Reset
-        // clears the fault.
-        self.session.forget_faults();
+        // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Its
+        // end clears the fault.
+        self.session.end_context();
         let wire = context.handle.0 as u64;
         for chunk in chunks {
             self.unmap(wire, chunk)?;

@@ -89,6 +89,9 @@ pub(crate) struct Session {
     fault: Mutex<Option<CUresult>>,
     faulted: AtomicBool,
     lost_context: AtomicU32,
+    /// Contexts that the program has ended. What failed before the last end concerns no context
+    /// that there is. Changed with `fault` locked.
+    ended: AtomicU32,
     next_fd_tag: AtomicU32,
     /// Number of expected replies whose bytes go straight into the program's memory.
     receiving: AtomicUsize,
@@ -126,6 +129,8 @@ struct Expected {
     is_receiving: bool,
     /// A launch has waited for it in vain.
     is_given_up: bool,
+    /// Contexts that had ended when the request was made.
+    ended: u32,
 }
 
 /// A copy under way into a mirror: its token, and the stream that makes it.
@@ -161,6 +166,7 @@ impl Session {
             fault: Mutex::new(None),
             faulted: AtomicBool::new(false),
             lost_context: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
             next_fd_tag: AtomicU32::new(1),
             receiving: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
@@ -328,6 +334,7 @@ impl Session {
                 on_data_connection,
                 is_receiving: false,
                 is_given_up: false,
+                ended: self.ended(),
             },
         );
         let sent = match on_data_connection {
@@ -372,8 +379,9 @@ impl Session {
         if !self.faulted.load(Ordering::Acquire) {
             return Ok(());
         }
+        let mut fault = self.fault.lock();
         self.faulted.store(false, Ordering::Release);
-        self.fault.lock().take().map_or(Ok(()), Err)
+        fault.take().map_or(Ok(()), Err)
     }
 
     /// Returns whether an error of a message without a reply waits to be told.
@@ -381,11 +389,20 @@ impl Session {
         self.faulted.load(Ordering::Acquire)
     }
 
-    /// Records the error of a message without a reply. Returns whether it is the one that loses the
-    /// context.
-    pub(crate) fn set_fault(&self, status: CUresult) -> bool {
+    /// Returns the number of contexts that have ended.
+    pub(crate) fn ended(&self) -> u32 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Records the error of a message without a reply, sent when `ended` contexts had ended: one of
+    /// a context that is gone is dropped. Returns whether it is the one that loses the context.
+    pub(crate) fn set_fault(&self, status: CUresult, ended: u32) -> bool {
+        let mut fault = self.fault.lock();
+        if ended != self.ended() {
+            return false;
+        }
         if !status.is_sticky() {
-            self.fault.lock().get_or_insert(status);
+            fault.get_or_insert(status);
             self.faulted.store(true, Ordering::Release);
             return false;
         }
@@ -394,10 +411,14 @@ impl Session {
             .is_ok()
     }
 
-    /// Drops all errors, after the context was reset.
-    pub(crate) fn forget_faults(&self) {
+    /// Drops all errors at the end of a context, and those of earlier messages that are still to
+    /// come.
+    pub(crate) fn end_context(&self) {
+        let mut fault = self.fault.lock();
+        self.ended.fetch_add(1, Ordering::Relaxed);
         self.lost_context.store(0, Ordering::Release);
-        *self.fault.lock() = None;
+        *fault = None;
+        self.faulted.store(false, Ordering::Release);
     }
 
     /// Passes memory to the server; the next message names it by the tag.
@@ -597,19 +618,19 @@ impl Session {
             let status = CUresult(header.status);
             let why = reader.bytes("a failure").unwrap_or_default();
             if status.is_sticky() {
-                self.lose_context(status, why);
+                self.lose_context(status, why, expected.ended);
             } else {
                 log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
             }
             if let Sink::Memory(buffer) = expected.sink {
                 self.waiters.lock().remove(&header.token);
                 if buffer.detached {
-                    self.set_fault(status);
+                    self.set_fault(status, expected.ended);
                     self.attended();
                 }
             }
             if let Sink::Nowhere(name) = expected.sink {
-                self.fail(name, status, why);
+                self.fail(name, status, why, expected.ended);
                 expected.group.complete(Ok(Vec::new()));
             } else {
                 expected.group.complete(Err(status));

@@ -34,7 +34,7 @@ impl Session {
                 let name = messages::OPS
                     .get(usize::from(fault.op))
                     .map_or("a message", |(name, _)| name);
-                self.fail(name, CUresult(fault.status), fault.message);
+                self.fail(name, CUresult(fault.status), fault.message, fault.ended);
             }
             Note::HostCall(call) => self.handler.host_call(call.call, CUresult(call.status)),
             Note::Print(print) => self.handler.print(print.fd, print.text),
@@ -51,23 +51,24 @@ impl Session {
         Ok(())
     }
 
-    /// Records and prints the error of a message without a reply.
-    pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8]) {
+    /// Records and prints the error of a message without a reply, sent when so many contexts had
+    /// ended.
+    pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], ended: u32) {
         if status.is_sticky() {
-            self.lose_context(status, why);
+            self.lose_context(status, why, ended);
         } else {
             log::warn(format_args!(
                 "{name} failed: {status}: {}",
                 String::from_utf8_lossy(why)
             ));
-            self.set_fault(status);
+            self.set_fault(status, ended);
         }
     }
 
     /// Records an error that loses the context. It is printed once, whether it came with a reply or
     /// without: which of them comes first is chance.
-    pub(super) fn lose_context(&self, status: CUresult, why: &[u8]) {
-        if self.set_fault(status) {
+    pub(super) fn lose_context(&self, status: CUresult, why: &[u8], ended: u32) {
+        if self.set_fault(status, ended) {
             log::warn(format_args!(
                 "the context is lost: {status}: {}",
                 String::from_utf8_lossy(why)

@@ -43,7 +43,7 @@ impl Handler for Arrivals {
                     "a kernel wrote to registered memory at {at:#x}, which the program has unmapped, moved or protected before it unregistered it"
                 ));
                 let status = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-                driver.session.set_fault(status);
+                driver.session.set_fault(status, driver.session.ended());
             }
         }
     }

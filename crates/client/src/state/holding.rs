@@ -89,7 +89,7 @@ impl Driver {
     /// launch that has returned, the next wait tells of it.
     pub(super) fn refuse_held(&self, open: &mut OpenMirrors, error: CUresult) {
         if !open.held.take().is_empty() {
-            self.session.set_fault(error);
+            self.session.set_fault(error, self.session.ended());
             conditions::mark_held(false);
         }
     }

@@ -216,7 +216,7 @@ fn host_function_done(number: u64, done: &Registered) {
         if let Err(error) = driver.push_visible()
             && !error.is_sticky()
         {
-            driver.session.set_fault(error);
+            driver.session.set_fault(error, driver.session.ended());
         }
     }
     let session = done.session;

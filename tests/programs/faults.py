@@ -1,0 +1,99 @@
+"""A kernel that faults with many launches behind it, and what comes after its context: run as `faults.py WHAT`.
+
+`told`: the program has learned of the fault before it resets the device. `untold`: it has not. `other`: it destroys the
+context, and goes on in another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from ctypes import byref, c_size_t, c_uint64, c_void_p
+
+from cuda import kernels, lib, must, primary_context
+
+PTX = b"""
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry put(.param .u64 where)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [where];
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
+WILD = 16
+BEHIND = 1000
+ROUNDS = 3
+LATER_S = 0.02
+# Errors above the limit are told within a second.
+HELD_BACK_S = 1.2
+ILLEGAL_ADDRESS = 700
+
+
+def allocated() -> c_uint64:
+    memory = c_uint64()
+    must("cuMemAlloc_v2", byref(memory), c_size_t(4))
+    return memory
+
+
+def faults() -> None:
+    """Faults, with more launches than errors are told one by one."""
+    [kernel] = kernels(PTX, "put")
+    memory = allocated()
+    for address in [c_uint64(WILD)] + [memory] * BEHIND:
+        arguments = (c_void_p * 1)(ctypes.addressof(address))
+        lib.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+
+
+def works() -> None:
+    must("cuMemsetD8_v2", allocated(), 1, c_size_t(4))
+    must("cuCtxSynchronize")
+
+
+def resets(is_told: bool) -> None:
+    primary_context()
+    for _ in range(ROUNDS):
+        faults()
+        if is_told:
+            assert lib.cuCtxSynchronize() == ILLEGAL_ADDRESS
+            time.sleep(LATER_S)
+        must("cuDevicePrimaryCtxReset_v2", 0)
+        must("cuCtxSetCurrent", primary_context())
+        works()
+    time.sleep(HELD_BACK_S)
+    works()
+
+
+def goes_on_in_another() -> None:
+    must("cuInit", 0)
+    for _ in range(ROUNDS):
+        other, faulty = c_void_p(), c_void_p()
+        must("cuCtxCreate_v2", byref(other), 0, 0)
+        must("cuCtxCreate_v2", byref(faulty), 0, 0)
+        faults()
+        time.sleep(LATER_S)
+        must("cuCtxDestroy_v2", faulty)
+        must("cuCtxSetCurrent", other)
+        works()
+        must("cuCtxDestroy_v2", other)
+
+
+def main() -> None:
+    match sys.argv[1]:
+        case "told":
+            resets(True)
+        case "untold":
+            resets(False)
+        case "other":
+            goes_on_in_another()
+    print("right")
+
+
+if __name__ == "__main__":
+    main()
