@@ -41,6 +41,8 @@ class Relay:
         self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         # Numbers of the connections, in the order in which they came, that swallow.
         self.swallowing: set[int] = set()
+        # Those that swallow what the server sends.
+        self.swallowing_down: set[int] = set()
         # Those that end towards the server only.
         self.half_closing: set[int] = set()
         # Connections below this number are forgotten.
@@ -74,7 +76,7 @@ class Relay:
                             return
                         if not data:
                             return
-                        if number not in self.swallowing:
+                        if number not in self.swallowing | (self.swallowing_down if ready is server else set()):
                             other[ready].sendall(data)
             except OSError:
                 if number < self.forgotten:
@@ -201,6 +203,17 @@ def test_a_network_that_swallows(relay: Relay, swallowing: set[int], reason: str
     assert client.poll() is None, client.communicate()
     relay.swallowing |= swallowing
     ends_with(client, reason)
+
+
+@pytest.mark.parametrize("swallowing", [1, 2, 3])
+def test_a_network_that_swallows_one_way(relay: Relay, swallowing: int) -> None:
+    """The session's own connection is not read while a frame there waits for data of another."""
+    client = start(relay.url, "copy_down_for_ever", "copying")
+    wait_until(lambda: relay.connections >= 4, END_S_MAX)
+    time.sleep(0.5)
+    assert client.poll() is None, client.communicate()
+    relay.swallowing_down |= {swallowing}
+    ends_with(client, "passes none on")
 
 
 # Connections as above. Without data connections the program's thread is stuck in sending on the session's own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+import threading
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
@@ -266,6 +267,25 @@ def copy_for_ever() -> None:
     while True:
         must("cuMemcpyHtoD_v2", data, source, c_size_t(len(source)))
         must("cuMemcpyDtoH_v2", ctypes.create_string_buffer(1 << 20), data, c_size_t(1 << 20))
+
+
+def copy_down_for_ever() -> None:
+    """Copies from the device by two threads, of which one copies little, until its test kills it."""
+    data, context = c_uint64(), c_void_p()
+    must("cuMemAlloc_v2", byref(data), c_size_t(16 << 20))
+    must("cuCtxGetCurrent", byref(context))
+
+    def copy(length: int) -> None:
+        must("cuCtxSetCurrent", context)
+        to, stream = ctypes.create_string_buffer(length), c_void_p()
+        must("cuStreamCreate", byref(stream), 1)
+        while True:
+            must("cuMemcpyDtoHAsync_v2", to, data, c_size_t(length), stream)
+            must("cuStreamSynchronize", stream)
+
+    threading.Thread(target=copy, args=[4], daemon=True).start()
+    print("copying", flush=True)
+    copy(16 << 20)
 
 
 def long_registration() -> None:

@@ -61,6 +61,9 @@ pub(super) struct DataConnections {
     pub(super) arrived: Arrived,
     /// Number of expected replies that may arrive on data connections.
     pub(super) awaited: AtomicUsize,
+    /// A frame of the session's own connection is held: nothing is read there until the data before
+    /// it has arrived.
+    pub(super) holds: AtomicBool,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
 }
@@ -90,6 +93,7 @@ impl DataConnections {
             open: OnceLock::new(),
             arrived: Arrived::default(),
             awaited: AtomicUsize::new(0),
+            holds: AtomicBool::new(false),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
         }
@@ -402,6 +406,8 @@ impl Session {
         }
         let Held { head, tail, .. } = held;
         let delivered = self.deliver(&mut incoming.held, &head, tail);
+        let holds = incoming.held.is_some();
+        self.data_connections.holds.store(holds, Ordering::Relaxed);
         Some(delivered.map(|()| true))
     }
 

@@ -212,11 +212,20 @@ impl Session {
     /// Returns the bytes that have come over tcp; 0 if the kernel does not count them, or this
     /// process is slow to read what came.
     fn received_bytes(&self) -> u64 {
-        let is_slow = self.takes_note.load(Ordering::Relaxed) || self.sum(unread_bytes) != Some(0);
+        let is_slow = self.takes_note.load(Ordering::Relaxed) || self.has_unread();
         match self.kind {
             LinkKind::Tcp if !is_slow => self.sum(received_bytes).unwrap_or(0),
             _ => 0,
         }
+    }
+
+    /// Returns whether bytes have come that could be read. Those of the session's own connection
+    /// could not while a frame there waits for data of another.
+    fn has_unread(&self) -> bool {
+        let holds = self.data_connections.holds.load(Ordering::Relaxed);
+        let own = self.fds.iter().filter(|_| !holds);
+        let readable = own.chain(self.data_connections.fds());
+        sockets(readable).map(unread_bytes).sum::<Option<u64>>() != Some(0)
     }
 
     /// Returns counts that change while bytes move over tcp, in either direction.
@@ -228,15 +237,16 @@ impl Session {
     }
 
     fn sum(&self, count: fn(BorrowedFd<'_>) -> Option<u64>) -> Option<u64> {
-        self.sockets().map(count).sum()
-    }
-
-    fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let fds = self.fds.iter().chain(self.data_connections.fds());
-        // SAFETY: the link's sockets, open until the process ends. A program that closes all
-        // descriptors may have another file under the number, which is only asked for a count.
-        fds.map(|fd| unsafe { BorrowedFd::borrow_raw(fd.fd()) })
+        sockets(fds).map(count).sum()
     }
+}
+
+/// Borrows the sockets of a session's link.
+fn sockets<'f>(fds: impl Iterator<Item = &'f KnownFd>) -> impl Iterator<Item = BorrowedFd<'f>> {
+    // SAFETY: the link's sockets, open until the process ends. A program that closes all
+    // descriptors may have another file under the number, which is only asked for a count.
+    fds.map(|fd| unsafe { BorrowedFd::borrow_raw(fd.fd()) })
 }
 
 /// The outcome of one question.

@@ -564,6 +564,7 @@ impl Session {
         let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
         if self.data_connections.is_early(&header) {
             *hold = Some(Held::new(head, tail, &header));
+            self.data_connections.holds.store(true, Ordering::Relaxed);
             return Ok(());
         }
         if header.note != 0 {
