@@ -193,3 +193,8 @@ def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Pa
 def test_failures_before_the_end_of_a_context_are_no_other_contexts(server: Server, link: str, what: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+def test_what_fails_after_a_fault_fails_by_it(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", "event")
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

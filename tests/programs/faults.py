@@ -1,7 +1,7 @@
 """A kernel that faults with many launches behind it, and what comes after its context: run as `faults.py WHAT`.
 
 `told`: the program has learned of the fault before it resets the device. `untold`: it has not. `other`: it destroys the
-context, and goes on in another.
+context, and goes on in another. `event`: an event that is made after the fault, and used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS = 3
 LATER_S = 0.02
 # Errors above the limit are told within a second.
 HELD_BACK_S = 1.2
-ILLEGAL_ADDRESS = 700
+NOT_READY, ILLEGAL_ADDRESS = 600, 700
 
 
 def allocated() -> c_uint64:
@@ -42,11 +42,11 @@ def allocated() -> c_uint64:
     return memory
 
 
-def faults() -> None:
+def faults(behind: int = BEHIND) -> None:
     """Faults, with more launches than errors are told one by one."""
     [kernel] = kernels(PTX, "put")
     memory = allocated()
-    for address in [c_uint64(WILD)] + [memory] * BEHIND:
+    for address in [c_uint64(WILD)] + [memory] * behind:
         arguments = (c_void_p * 1)(ctypes.addressof(address))
         lib.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
 
@@ -84,6 +84,17 @@ def goes_on_in_another() -> None:
         must("cuCtxDestroy_v2", other)
 
 
+def uses_an_event() -> None:
+    primary_context()
+    faults(behind=0)
+    event, status = c_void_p(), NOT_READY
+    lib.cuEventCreate(byref(event), 0)
+    lib.cuEventRecord(event, c_void_p())
+    while status == NOT_READY:
+        status = lib.cuEventQuery(event)
+    assert status == ILLEGAL_ADDRESS, status
+
+
 def main() -> None:
     match sys.argv[1]:
         case "told":
@@ -92,6 +103,8 @@ def main() -> None:
             resets(False)
         case "other":
             goes_on_in_another()
+        case "event":
+            uses_an_event()
     print("right")
 
 

@@ -634,7 +634,10 @@ impl Session {
                 self.fail(name, status, why, expected.ended);
                 expected.group.complete(Ok(Vec::new()));
             } else {
-                expected.group.complete(Err(status));
+                // Whatever fails after the loss of the context fails by that.
+                expected
+                    .group
+                    .complete(Err(self.check().err().unwrap_or(status)));
             }
             return Ok(());
         }

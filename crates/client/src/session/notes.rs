@@ -56,7 +56,7 @@ impl Session {
     pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], ended: u32) {
         if status.is_sticky() {
             self.lose_context(status, why, ended);
-        } else {
+        } else if self.check().is_ok() {
             log::warn(format_args!(
                 "{name} failed: {status}: {}",
                 String::from_utf8_lossy(why)
