@@ -228,25 +228,6 @@ impl Driver {
         pushed
     }
 
-    /// Sends the program's changes in all these pages of a mirror. No look compares them again
-    /// until they are written.
-    pub(super) fn push_whole(
-        &self,
-        open: &mut OpenMirrors,
-        range: &HostRange,
-        part: (u64, u64),
-    ) -> Result<(), CUresult> {
-        let mut written = Vec::new();
-        find_written_in(range, part, &mut written);
-        written.retain(|run| run.0 < part.0 || run.1 > part.1);
-        open.written.append(&mut written);
-        let exact = !self.session.progress.is_idle() || open.are_several;
-        match within(part, range.run()) {
-            Some((from, to)) => self.push_part(range, from, to, exact, &mut open.buffer),
-            None => Ok(()),
-        }
-    }
-
     /// Sends what the program has changed in pages with the doorbells of queues, before anything
     /// else is looked for: whatever another thread wrote before a doorbell that is read here is
     /// found after it.
@@ -315,26 +296,24 @@ impl OpenMirrors {
     /// reports.
     fn find_written(&mut self, by_adapter: &mut Vec<(u64, u64)>) {
         self.written.append(by_adapter);
+        let Some(tracker) = tracker() else { return };
         for range in &self.ranges {
-            find_written_in(range, range.pages(), &mut self.written);
+            let mirror = &range.mirror;
+            if !mirror.is_tracked.load(Ordering::Acquire) {
+                continue;
+            }
+            let (start, end) = range.pages();
+            let written = &mut self.written;
+            if tracker
+                .take_written(start, end, &mut |from, to| written.push((from, to)))
+                .is_err()
+            {
+                // The program has mapped other memory there, or closed the library's descriptors.
+                written.push((start, end));
+                let again = tracker.watch(start, end).is_ok();
+                mirror.is_tracked.store(again, Ordering::Release);
+            }
         }
-    }
-}
-
-/// Adds the pages of a part of a mirror that the kernel reports as written since the last time, or
-/// all of the mirror if it cannot tell.
-fn find_written_in(range: &HostRange, part: (u64, u64), written: &mut Vec<(u64, u64)>) {
-    let mirror = &range.mirror;
-    let Some(tracker) = tracker().filter(|_| mirror.is_tracked.load(Ordering::Acquire)) else {
-        return;
-    };
-    let taken = tracker.take_written(part.0, part.1, &mut |from, to| written.push((from, to)));
-    if taken.is_err() {
-        // The program has mapped other memory there, or closed the library's descriptors.
-        let (start, end) = range.pages();
-        written.push((start, end));
-        let again = tracker.watch(start, end).is_ok();
-        mirror.is_tracked.store(again, Ordering::Release);
     }
 }
 

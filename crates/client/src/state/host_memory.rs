@@ -46,7 +46,7 @@ const HOST_MAP_PAUSE: Duration = Duration::from_millis(20);
 const HOST_FREE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause before the server is asked again.
 const HOST_FREE_PAUSE: Duration = Duration::from_micros(200);
-/// Time limit for memory that is freed to wait for copies into it, and from its mirror.
+/// Time limit for memory that is freed to wait for copies into it.
 const FREED_COPY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Asks again while memory that was freed at the address is still in use; or while the answer is
@@ -595,7 +595,6 @@ impl Driver {
         if self.outlast_copies(&range) {
             self.session.forget(range.base, range.bytes);
         }
-        self.outlast_reads(&range, freed_copy_wait_max());
         self.kernels_leave(&range);
         let left = match range.shared {
             true => self.unmap_on_server(base),
@@ -607,11 +606,15 @@ impl Driver {
     }
 
     /// Waits for copies into memory that the program gives up, which would be written to whatever
-    /// is there by then: those that no wait for the current context covers. Returns whether all
-    /// have come.
+    /// is there by then: those that no wait for the current context covers. A copy may wait for
+    /// the host function that this thread runs. Returns whether all have come.
     fn outlast_copies(&self, range: &HostRange) -> bool {
         let copies = self.session.copies_into(range.base, range.bytes, false);
-        let have_come = self.wait_until_come(copies, freed_copy_wait_max());
+        let time = match is_exempt() {
+            true => Duration::ZERO,
+            false => FREED_COPY_WAIT_MAX,
+        };
+        let have_come = self.wait_until_come(copies, time);
         if !have_come {
             log::warn(format_args!(
                 "host memory at {:#x} is freed while a copy is on its way into it",
@@ -624,15 +627,6 @@ impl Driver {
     fn is_copied_to(&self, range: &HostRange) -> bool {
         let copies = self.session.copies_into(range.base, range.bytes, false);
         !copies.is_empty()
-    }
-}
-
-/// Returns how long memory that is freed waits for a copy. The copy may wait for the host function
-/// that this thread runs.
-fn freed_copy_wait_max() -> Duration {
-    match is_exempt() {
-        true => Duration::ZERO,
-        false => FREED_COPY_WAIT_MAX,
     }
 }
 

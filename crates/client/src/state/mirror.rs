@@ -2,16 +2,11 @@
 
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use outboard_pages::PAGE_BYTES;
 use parking_lot::Mutex;
-
-use super::StreamRef;
 
 /// Unit of a change while kernels may write to the same page, in bytes.
 const WORD_BYTES: usize = 4;
@@ -39,7 +34,6 @@ pub(crate) struct Mirror {
     pub(super) server_bytes: Mutex<Vec<u8>>,
     /// Held by the thread that opens it.
     pub(super) opening: Mutex<()>,
-    pub(super) reads: Reads,
 }
 
 impl Default for Mirror {
@@ -53,7 +47,6 @@ impl Default for Mirror {
             is_tracked: AtomicBool::new(false),
             server_bytes: Mutex::default(),
             opening: Mutex::new(()),
-            reads: Reads::default(),
         }
     }
 }
@@ -137,39 +130,6 @@ impl Mirror {
                 .zip(now)
                 .for_each(|(known, now)| *known = !now);
         }
-    }
-}
-
-/// Copies of a mirror that the server may have yet to make, at most one for each stream.
-#[derive(Default)]
-pub(super) struct Reads(Mutex<Vec<Read>>);
-
-/// The last copy from a mirror in a stream: its context, and its number of the session.
-pub(super) struct Read {
-    pub(super) context: u64,
-    pub(super) stream: StreamRef,
-    pub(super) number: u64,
-}
-
-impl Read {
-    fn is_done(&self) -> bool {
-        self.stream.progress().is_complete(self.number)
-    }
-}
-
-impl Reads {
-    pub(super) fn add(&self, read: Read) {
-        let mut reads = self.0.lock();
-        reads.retain(|other| {
-            !Arc::ptr_eq(other.stream.stream(), read.stream.stream()) && !other.is_done()
-        });
-        reads.push(read);
-    }
-
-    pub(super) fn take(&self) -> Vec<Read> {
-        let mut reads = std::mem::take(&mut *self.0.lock());
-        reads.retain(|read| !read.is_done());
-        reads
     }
 }
 

@@ -97,8 +97,6 @@ pub(super) struct OpenMirrors {
 pub(super) struct Figures {
     pub(super) compared_bytes: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
-    /// Copies to the device that the server made from mirrors.
-    copied_bytes: AtomicU64,
     /// Messages with bytes that kernels wrote.
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
@@ -128,7 +126,7 @@ pub(super) fn tracker() -> Option<&'static Tracker> {
 
 impl Mirrors {
     /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
-    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 10]> {
+    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 9]> {
         let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &self.figures;
         (of(&figures.opened) > 0).then(|| {
@@ -140,18 +138,10 @@ impl Mirrors {
                 ("held", of(&figures.held)),
                 ("compared_bytes", of(&figures.compared_bytes)),
                 ("sent_bytes", of(&figures.sent_bytes)),
-                ("copied_bytes", of(&figures.copied_bytes)),
                 ("received", of(&figures.received)),
                 ("received_bytes", of(&figures.received_bytes)),
             ]
         })
-    }
-
-    /// Counts a copy to the device from a mirror.
-    pub(super) fn copied(&self, bytes: u64) {
-        self.figures
-            .copied_bytes
-            .fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Counts a launch that is held back until a look.

@@ -169,9 +169,6 @@ impl Driver {
                 self.copy_in_shared(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Device, MemoryKind::Pinned) => {
-                if self.copy_from_mirror((dst, src, bytes as u64), stream)? {
-                    return self.copied_in_order(stream, wait);
-                }
                 self.settle_pinned(src, stream, wait)?;
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     if !wait {
@@ -187,7 +184,12 @@ impl Driver {
             }
             (MemoryKind::Shared, MemoryKind::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
-                self.copied_in_order(stream, wait)
+                if wait {
+                    self.synchronize_stream(stream)
+                } else {
+                    self.host_is_used(stream);
+                    Ok(())
+                }
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
                 self.push_before_wait()?;
@@ -202,18 +204,6 @@ impl Driver {
                 self.session.take_fault()
             }
             (_, _) => self.copy_in_host(kinds, (dst, src, bytes), stream, wait),
-        }
-    }
-
-    /// Waits for a copy that the server makes in the stream's order, or notes that it uses host
-    /// memory.
-    fn copied_in_order(&self, stream: &StreamRef, wait: bool) -> Done {
-        match wait {
-            true => self.synchronize_stream(stream),
-            false => {
-                self.host_is_used(stream);
-                Ok(())
-            }
         }
     }
 
