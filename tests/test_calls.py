@@ -189,9 +189,13 @@ def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Pa
     assert local <= made
 
 
+@pytest.mark.parametrize("level", ["or+sr+local", "sync"])
 @pytest.mark.parametrize("what", ["told", "untold", "other"])
-def test_failures_before_the_end_of_a_context_are_no_other_contexts(server: Server, link: str, what: str) -> None:
-    done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what)
+def test_failures_before_the_end_of_a_context_are_no_other_contexts(
+    server: Server, link: str, what: str, level: str
+) -> None:
+    env = {"OUTBOARD_OPTIMISE": level}
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what, env=env)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 

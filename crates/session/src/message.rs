@@ -303,7 +303,7 @@ impl Session<'_> {
         // never.
         self.send_printed(failure.status.is_sticky())?;
         if token == 0 {
-            self.outbox.fault(op, &failure)?;
+            self.outbox.fault(op, header.context, &failure)?;
         } else {
             self.outbox.failure(token, &failure)?;
         }

@@ -299,9 +299,9 @@ impl Outbox {
     }
 
     /// Reports the failure of a message that has no reply.
-    pub(super) fn fault(&mut self, op: u16, failure: &Failure) -> Result<(), Error> {
-        match self.faults.admit(op, failure, Instant::now()) {
-            true => self.send_fault(op, failure, 0),
+    pub(super) fn fault(&mut self, op: u16, context: u64, failure: &Failure) -> Result<(), Error> {
+        match self.faults.admit((op, context), failure, Instant::now()) {
+            true => self.send_fault((op, context), failure, 0),
             false => Ok(()),
         }
     }
@@ -315,7 +315,7 @@ impl Outbox {
     pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
         match self.faults.held.take() {
             Some(held) => {
-                self.send_fault(held.op, &held.failure, held.more)?;
+                self.send_fault(held.of, &held.failure, held.more)?;
                 self.flush()
             }
             None => Ok(()),
@@ -356,6 +356,7 @@ impl Outbox {
             op,
             status: CUresult::CUDA_ERROR_UNKNOWN.0,
             sticky: 1,
+            context: 0,
             ended: self.ended,
             message: cut(&why),
         };
@@ -370,7 +371,12 @@ impl Outbox {
         }
     }
 
-    fn send_fault(&mut self, op: u16, failure: &Failure, more: u64) -> Result<(), Error> {
+    fn send_fault(
+        &mut self,
+        (op, context): FailedCall,
+        failure: &Failure,
+        more: u64,
+    ) -> Result<(), Error> {
         let mut message = failure.message.clone();
         if more > 0 {
             message.push_str(&format!(" (and {more} more failures shortly after)"));
@@ -379,6 +385,7 @@ impl Outbox {
             op,
             status: failure.status.0,
             sticky: u8::from(failure.status.is_sticky()),
+            context,
             ended: self.ended,
             message: cut(&message),
         };
@@ -395,20 +402,23 @@ struct FaultBudget {
     held: Option<HeldFault>,
 }
 
+/// Number and context of a message that failed.
+type FailedCall = (u16, u64);
+
 /// The first fault above the limit, sent later.
 struct HeldFault {
-    op: u16,
+    of: FailedCall,
     failure: Failure,
     more: u64,
 }
 
 impl FaultBudget {
     /// Returns whether to send the fault now; otherwise it is held, or counted.
-    fn admit(&mut self, op: u16, failure: &Failure, now: Instant) -> bool {
+    fn admit(&mut self, of: FailedCall, failure: &Failure, now: Instant) -> bool {
         if let Some(held) = &mut self.held {
             // A sticky error, the loss of the context, replaces a lesser one.
             if failure.status.is_sticky() && !held.failure.status.is_sticky() {
-                held.op = op;
+                held.of = of;
                 held.failure = failure.clone();
             }
             held.more += 1;
@@ -423,7 +433,7 @@ impl FaultBudget {
             return true;
         }
         self.held = Some(HeldFault {
-            op,
+            of,
             failure: failure.clone(),
             more: 0,
         });
@@ -478,17 +488,17 @@ mod tests {
         let now = Instant::now();
         let mut budget = FaultBudget::default();
         for _ in 0..limits::FAULTS_PER_SECOND_MAX {
-            assert!(budget.admit(1, &wild, now));
+            assert!(budget.admit((1, 7), &wild, now));
         }
-        assert!(!budget.admit(1, &wild, now));
-        assert!(!budget.admit(2, &lost, now));
-        assert!(!budget.admit(1, &wild, now));
+        assert!(!budget.admit((1, 7), &wild, now));
+        assert!(!budget.admit((2, 7), &lost, now));
+        assert!(!budget.admit((1, 7), &wild, now));
         let held = budget.held.take().unwrap();
-        assert_eq!((held.op, held.more), (2, 2));
+        assert_eq!((held.of, held.more), ((2, 7), 2));
         assert_eq!(held.failure, lost);
-        assert!(!budget.admit(1, &wild, now));
+        assert!(!budget.admit((1, 7), &wild, now));
         budget.held = None;
-        assert!(budget.admit(1, &wild, now + Duration::from_secs(1)));
+        assert!(budget.admit((1, 7), &wild, now + Duration::from_secs(1)));
     }
 
     #[test]

@@ -74,6 +74,14 @@ pub(super) struct WaitingList {
 }
 
 impl Waiting {
+    /// Returns the context of the message; 0 if it waits for no stream.
+    pub(super) fn context(&self) -> u64 {
+        match self.queue {
+            Queue::Stream { context, .. } => context,
+            Queue::Own => 0,
+        }
+    }
+
     pub(super) fn new(
         op: u16,
         token: u32,

@@ -70,12 +70,14 @@ impl Driver {
         }
         // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Its
         // end clears the fault.
-        self.session.end_context();
         let wire = context.handle.0 as u64;
+        self.session.end_context(wire);
         for chunk in chunks {
-            self.unmap(wire, chunk)?;
+            self.session.send_at_end(wire, || self.unmap(wire, chunk))?;
         }
-        self.submit_in(wire, &messages::ContextDestroy { context: wire })
+        let destroy = messages::ContextDestroy { context: wire };
+        self.session
+            .send_at_end(wire, || self.submit_in(wire, &destroy))
     }
 
     /// Frees memory once all work of the current context is done, as a local GPU's driver does. An

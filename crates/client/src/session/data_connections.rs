@@ -51,6 +51,9 @@ const LAST_WORDS_MS_MAX: u64 = 100;
 /// more there are more messages.
 const PIECES_PER_CONNECTION: usize = 4;
 
+/// A frame is held.
+const HELD: u64 = 1 << 32;
+
 pub(super) struct DataConnections {
     /// The way to the session's server.
     server: Option<Way>,
@@ -61,9 +64,9 @@ pub(super) struct DataConnections {
     pub(super) arrived: Arrived,
     /// Number of expected replies that may arrive on data connections.
     pub(super) awaited: AtomicUsize,
-    /// A frame of the session's own connection is held: nothing is read there until the data before
-    /// it has arrived.
-    pub(super) holds: AtomicBool,
+    /// The data replies before the frame of the session's own connection that is held, and a bit
+    /// above them; 0 for none.
+    held_after: AtomicU64,
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
 }
@@ -93,7 +96,7 @@ impl DataConnections {
             open: OnceLock::new(),
             arrived: Arrived::default(),
             awaited: AtomicUsize::new(0),
-            holds: AtomicBool::new(false),
+            held_after: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
         }
@@ -107,6 +110,20 @@ impl DataConnections {
 
     pub(super) fn fds(&self) -> &[KnownFd] {
         self.open.get().map_or(&[], |open| &open.fds)
+    }
+
+    pub(super) fn note_held(&self, held: Option<&Held>) {
+        let after = held.map_or(0, |held| HELD | u64::from(held.replies_before));
+        self.held_after.store(after, Ordering::Relaxed);
+    }
+
+    /// Returns whether a frame of the session's own connection is held for data that has not
+    /// arrived: nothing is read there until then.
+    pub(super) fn holds(&self) -> bool {
+        match self.held_after.load(Ordering::Relaxed) {
+            0 => false,
+            after => !self.arrived.has(after as u32),
+        }
     }
 
     /// Returns whether a frame must be held: data that the server sent before it on data
@@ -406,8 +423,7 @@ impl Session {
         }
         let Held { head, tail, .. } = held;
         let delivered = self.deliver(&mut incoming.held, &head, tail);
-        let holds = incoming.held.is_some();
-        self.data_connections.holds.store(holds, Ordering::Relaxed);
+        self.data_connections.note_held(incoming.held.as_ref());
         Some(delivered.map(|()| true))
     }
 

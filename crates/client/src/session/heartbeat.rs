@@ -222,7 +222,7 @@ impl Session {
     /// Returns whether bytes have come that could be read. Those of the session's own connection
     /// could not while a frame there waits for data of another.
     fn has_unread(&self) -> bool {
-        let holds = self.data_connections.holds.load(Ordering::Relaxed);
+        let holds = self.data_connections.holds();
         let own = self.fds.iter().filter(|_| !holds);
         let readable = own.chain(self.data_connections.fds());
         sockets(readable).map(unread_bytes).sum::<Option<u64>>() != Some(0)

@@ -9,6 +9,7 @@
 mod batch;
 mod board;
 mod data_connections;
+mod faults;
 mod group;
 mod heartbeat;
 mod notes;
@@ -48,10 +49,12 @@ use parking_lot::{Condvar, Mutex};
 use self::{
     batch::Batch,
     data_connections::{DataConnections, Held},
+    faults::Faults,
     receive::finish,
 };
 pub(crate) use self::{
     board::{Board, WORD_BYTES, WORDS, Word},
+    faults::Origin,
     group::Group,
     heartbeat::period as heartbeat_period,
     notes::Handler,
@@ -86,11 +89,10 @@ pub(crate) struct Session {
     waiters: Mutex<HashMap<u32, Expected>>,
     next_token: AtomicU32,
     gone: AtomicBool,
-    fault: Mutex<Option<CUresult>>,
+    faults: Mutex<Faults>,
     faulted: AtomicBool,
     lost_context: AtomicU32,
-    /// Contexts that the program has ended. What failed before the last end concerns no context
-    /// that there is. Changed with `fault` locked.
+    /// Contexts that the program has ended. Changed with `faults` locked.
     ended: AtomicU32,
     next_fd_tag: AtomicU32,
     /// Number of expected replies whose bytes go straight into the program's memory.
@@ -129,8 +131,7 @@ struct Expected {
     is_receiving: bool,
     /// A launch has waited for it in vain.
     is_given_up: bool,
-    /// Contexts that had ended when the request was made.
-    ended: u32,
+    of: Origin,
 }
 
 /// A copy under way into a mirror: its token, and the stream that makes it.
@@ -163,7 +164,7 @@ impl Session {
             waiters: Mutex::default(),
             next_token: AtomicU32::new(1),
             gone: AtomicBool::new(false),
-            fault: Mutex::new(None),
+            faults: Mutex::default(),
             faulted: AtomicBool::new(false),
             lost_context: AtomicU32::new(0),
             ended: AtomicU32::new(0),
@@ -334,7 +335,7 @@ impl Session {
                 on_data_connection,
                 is_receiving: false,
                 is_given_up: false,
-                ended: self.ended(),
+                of: Origin::of(context, self.ended()),
             },
         );
         let sent = match on_data_connection {
@@ -368,57 +369,6 @@ impl Session {
             Ok(None) => Ok(false),
             Err(error) => Err(self.lost(error)),
         }
-    }
-
-    /// Returns and clears the deferred error; one that lost the context stays.
-    pub(crate) fn take_fault(&self) -> Result<(), CUresult> {
-        match self.lost_context.load(Ordering::Acquire) {
-            0 => {}
-            sticky => return Err(CUresult(sticky)),
-        }
-        if !self.faulted.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let mut fault = self.fault.lock();
-        self.faulted.store(false, Ordering::Release);
-        fault.take().map_or(Ok(()), Err)
-    }
-
-    /// Returns whether an error of a message without a reply waits to be told.
-    pub(crate) fn has_fault(&self) -> bool {
-        self.faulted.load(Ordering::Acquire)
-    }
-
-    /// Returns the number of contexts that have ended.
-    pub(crate) fn ended(&self) -> u32 {
-        self.ended.load(Ordering::Relaxed)
-    }
-
-    /// Records the error of a message without a reply, sent when `ended` contexts had ended: one of
-    /// a context that is gone is dropped. Returns whether it is the one that loses the context.
-    pub(crate) fn set_fault(&self, status: CUresult, ended: u32) -> bool {
-        let mut fault = self.fault.lock();
-        if ended != self.ended() {
-            return false;
-        }
-        if !status.is_sticky() {
-            fault.get_or_insert(status);
-            self.faulted.store(true, Ordering::Release);
-            return false;
-        }
-        self.lost_context
-            .compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-    }
-
-    /// Drops all errors at the end of a context, and those of earlier messages that are still to
-    /// come.
-    pub(crate) fn end_context(&self) {
-        let mut fault = self.fault.lock();
-        self.ended.fetch_add(1, Ordering::Relaxed);
-        self.lost_context.store(0, Ordering::Release);
-        *fault = None;
-        self.faulted.store(false, Ordering::Release);
     }
 
     /// Passes memory to the server; the next message names it by the tag.
@@ -564,7 +514,7 @@ impl Session {
         let (header, mut reader) = decode_reply(head).map_err(|error| self.lost(error))?;
         if self.data_connections.is_early(&header) {
             *hold = Some(Held::new(head, tail, &header));
-            self.data_connections.holds.store(true, Ordering::Relaxed);
+            self.data_connections.note_held(hold.as_ref());
             return Ok(());
         }
         if header.note != 0 {
@@ -619,19 +569,19 @@ impl Session {
             let status = CUresult(header.status);
             let why = reader.bytes("a failure").unwrap_or_default();
             if status.is_sticky() {
-                self.lose_context(status, why, expected.ended);
+                self.lose_context(status, why, expected.of);
             } else {
                 log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
             }
             if let Sink::Memory(buffer) = expected.sink {
                 self.waiters.lock().remove(&header.token);
                 if buffer.detached {
-                    self.set_fault(status, expected.ended);
+                    self.set_fault(status, expected.of);
                     self.attended();
                 }
             }
             if let Sink::Nowhere(name) = expected.sink {
-                self.fail(name, status, why, expected.ended);
+                self.fail(name, status, why, expected.of);
                 expected.group.complete(Ok(Vec::new()));
             } else {
                 // Whatever fails after the loss of the context fails by that.

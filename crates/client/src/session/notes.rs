@@ -7,7 +7,7 @@ use outboard_wire::{
     runs::Runs,
 };
 
-use super::Session;
+use super::{Origin, Session};
 use crate::log;
 
 /// Handles what arrives without a request. It is called on the thread that reads the link, so it
@@ -34,7 +34,8 @@ impl Session {
                 let name = messages::OPS
                     .get(usize::from(fault.op))
                     .map_or("a message", |(name, _)| name);
-                self.fail(name, CUresult(fault.status), fault.message, fault.ended);
+                let of = Origin::of(fault.context, fault.ended);
+                self.fail(name, CUresult(fault.status), fault.message, of);
             }
             Note::HostCall(call) => self.handler.host_call(call.call, CUresult(call.status)),
             Note::Print(print) => self.handler.print(print.fd, print.text),
@@ -51,24 +52,23 @@ impl Session {
         Ok(())
     }
 
-    /// Records and prints the error of a message without a reply, sent when so many contexts had
-    /// ended.
-    pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], ended: u32) {
+    /// Records and prints the error of a message without a reply.
+    pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], of: Origin) {
         if status.is_sticky() {
-            self.lose_context(status, why, ended);
+            self.lose_context(status, why, of);
         } else if self.check().is_ok() {
             log::warn(format_args!(
                 "{name} failed: {status}: {}",
                 String::from_utf8_lossy(why)
             ));
-            self.set_fault(status, ended);
+            self.set_fault(status, of);
         }
     }
 
     /// Records an error that loses the context. It is printed once, whether it came with a reply or
     /// without: which of them comes first is chance.
-    pub(super) fn lose_context(&self, status: CUresult, why: &[u8], ended: u32) {
-        if self.set_fault(status, ended) {
+    pub(super) fn lose_context(&self, status: CUresult, why: &[u8], of: Origin) {
+        if self.set_fault(status, of) {
             log::warn(format_args!(
                 "the context is lost: {status}: {}",
                 String::from_utf8_lossy(why)

@@ -6,7 +6,10 @@ use outboard_api::CUresult;
 use outboard_wire::runs::Runs;
 
 use super::{Driver, drivers, host_functions};
-use crate::{callbacks, log, session::Handler};
+use crate::{
+    callbacks, log,
+    session::{Handler, Origin},
+};
 
 /// Handles them for the driver of the server with this number.
 pub(crate) struct Arrivals(pub(super) u8);
@@ -43,7 +46,7 @@ impl Handler for Arrivals {
                     "a kernel wrote to registered memory at {at:#x}, which the program has unmapped, moved or protected before it unregistered it"
                 ));
                 let status = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-                driver.session.set_fault(status, driver.session.ended());
+                driver.session.set_fault(status, Origin::CLIENT);
             }
         }
     }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     library_thread,
     observe::{conditions, stats},
+    session::Origin,
     thread,
 };
 
@@ -89,7 +90,7 @@ impl Driver {
     /// launch that has returned, the next wait tells of it.
     pub(super) fn refuse_held(&self, open: &mut OpenMirrors, error: CUresult) {
         if !open.held.take().is_empty() {
-            self.session.set_fault(error, self.session.ended());
+            self.session.set_fault(error, Origin::CLIENT);
             conditions::mark_held(false);
         }
     }

@@ -21,7 +21,7 @@ use super::drivers;
 use crate::{
     callbacks::{self, Job},
     observe::optimise,
-    session::Session,
+    session::{Origin, Session},
 };
 
 /// A function for a stream to run.
@@ -216,7 +216,7 @@ fn host_function_done(number: u64, done: &Registered) {
         if let Err(error) = driver.push_visible()
             && !error.is_sticky()
         {
-            driver.session.set_fault(error, driver.session.ended());
+            driver.session.set_fault(error, Origin::CLIENT);
         }
     }
     let session = done.session;

@@ -43,6 +43,7 @@ impl Notes<'_> {
             op: 0,
             status: status.0,
             sticky: u8::from(status.is_sticky()),
+            context: 0,
             ended: 0,
             message: b"a test",
         };
