@@ -190,7 +190,7 @@ def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Pa
 
 
 @pytest.mark.parametrize("level", ["or+sr+local", "sync"])
-@pytest.mark.parametrize("what", ["told", "untold", "other"])
+@pytest.mark.parametrize("what", ["told", "untold", "other", "foreign"])
 def test_failures_before_the_end_of_a_context_are_no_other_contexts(
     server: Server, link: str, what: str, level: str
 ) -> None:

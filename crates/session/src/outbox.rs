@@ -307,19 +307,19 @@ impl Outbox {
     }
 
     pub(super) fn holds_faults(&self) -> bool {
-        self.faults.held.is_some()
+        !self.faults.held.is_empty()
     }
 
     /// Sends faults that the budget held back. Called before a wait is answered, when the client
     /// must know all faults.
     pub(super) fn send_held_faults(&mut self) -> Result<(), Error> {
-        match self.faults.held.take() {
-            Some(held) => {
-                self.send_fault(held.of, &held.failure, held.more)?;
-                self.flush()
-            }
-            None => Ok(()),
+        if self.faults.held.is_empty() {
+            return Ok(());
         }
+        for held in std::mem::take(&mut self.faults.held) {
+            self.send_fault(held.of, &held.failure, held.more)?;
+        }
+        self.flush()
     }
 
     /// Counts the end of a context. The failures of messages before it are told with the count
@@ -399,8 +399,12 @@ impl Outbox {
 struct FaultBudget {
     window_start: Option<Instant>,
     sent: u32,
-    held: Option<HeldFault>,
+    /// The first of each context.
+    held: Vec<HeldFault>,
 }
+
+/// Contexts whose first error above the limit is kept; those of further ones are counted.
+const HELD_MAX: usize = 16;
 
 /// Number and context of a message that failed.
 type FailedCall = (u16, u64);
@@ -415,13 +419,23 @@ struct HeldFault {
 impl FaultBudget {
     /// Returns whether to send the fault now; otherwise it is held, or counted.
     fn admit(&mut self, of: FailedCall, failure: &Failure, now: Instant) -> bool {
-        if let Some(held) = &mut self.held {
+        let is_full = self.held.len() == HELD_MAX;
+        let same = self.held.iter_mut().find(|held| held.of.1 == of.1);
+        if let Some(held) = same {
             // A sticky error, the loss of the context, replaces a lesser one.
             if failure.status.is_sticky() && !held.failure.status.is_sticky() {
                 held.of = of;
                 held.failure = failure.clone();
             }
             held.more += 1;
+            return false;
+        }
+        if is_full && let Some(last) = self.held.last_mut() {
+            last.more += 1;
+            return false;
+        }
+        if !self.held.is_empty() {
+            self.hold(of, failure);
             return false;
         }
         if self.is_window_over(now) {
@@ -432,12 +446,16 @@ impl FaultBudget {
             self.sent += 1;
             return true;
         }
-        self.held = Some(HeldFault {
+        self.hold(of, failure);
+        false
+    }
+
+    fn hold(&mut self, of: FailedCall, failure: &Failure) {
+        self.held.push(HeldFault {
             of,
             failure: failure.clone(),
             more: 0,
         });
-        false
     }
 
     fn is_window_over(&self, now: Instant) -> bool {
@@ -493,11 +511,18 @@ mod tests {
         assert!(!budget.admit((1, 7), &wild, now));
         assert!(!budget.admit((2, 7), &lost, now));
         assert!(!budget.admit((1, 7), &wild, now));
-        let held = budget.held.take().unwrap();
+        assert!(!budget.admit((3, 8), &wild, now));
+        let other = budget.held.pop().unwrap();
+        assert_eq!((other.of, other.more), ((3, 8), 0));
+        let held = budget.held.pop().unwrap();
         assert_eq!((held.of, held.more), ((2, 7), 2));
         assert_eq!(held.failure, lost);
         assert!(!budget.admit((1, 7), &wild, now));
-        budget.held = None;
+        for context in 0..100 {
+            assert!(!budget.admit((3, context), &wild, now));
+        }
+        assert_eq!(budget.held.len(), HELD_MAX);
+        budget.held.clear();
         assert!(budget.admit((1, 7), &wild, now + Duration::from_secs(1)));
     }
 

@@ -71,13 +71,13 @@ impl Driver {
         // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Its
         // end clears the fault.
         let wire = context.handle.0 as u64;
-        self.session.end_context(wire);
-        for chunk in chunks {
-            self.session.send_at_end(wire, || self.unmap(wire, chunk))?;
-        }
-        let destroy = messages::ContextDestroy { context: wire };
-        self.session
-            .send_at_end(wire, || self.submit_in(wire, &destroy))
+        self.session.end_context(wire, || {
+            for chunk in chunks {
+                self.session.send_at_end(|| self.unmap(wire, chunk))?;
+            }
+            let destroy = messages::ContextDestroy { context: wire };
+            self.session.send_at_end(|| self.submit_in(wire, &destroy))
+        })
     }
 
     /// Frees memory once all work of the current context is done, as a local GPU's driver does. An

@@ -1,5 +1,6 @@
-//! Errors of messages that have no reply, until the program is told: the first of them, and the
-//! loss of a context, which stays. What failed in a context that has ended since concerns nobody.
+//! Errors of messages that have no reply, until the program is told: the first of each context, and
+//! the loss of a context, which stays. What failed in a context that has ended since concerns
+//! nobody.
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
@@ -11,7 +12,11 @@ use super::Session;
 /// Contexts that have ended and are remembered: an error of one comes a second late at most.
 const ENDS_MAX: usize = 256;
 
-/// The message of an error: its context, and the number of contexts that had ended before it.
+/// Contexts with an error that is kept.
+const FIRST_MAX: usize = 16;
+
+/// The message of an error: the context that was current, and the number of contexts that had ended
+/// before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     context: u64,
@@ -30,12 +35,17 @@ impl Origin {
         let (context, _) = context_and_call(context);
         Origin { context, ended }
     }
+
+    fn is_before(self, ended: u32) -> bool {
+        self.ended.wrapping_sub(ended).cast_signed() < 0
+    }
 }
 
 /// The errors that wait to be told, and the ends of contexts.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    first: Option<(CUresult, Origin)>,
+    /// The first error of each context, in the order in which they came.
+    first: Vec<(CUresult, Origin)>,
     /// For a context the number of contexts that had ended after its last end. A primary context
     /// has the same handle again.
     ends: HashMap<u64, u32>,
@@ -44,8 +54,15 @@ pub(super) struct Faults {
 impl Faults {
     /// Returns whether the context of an error has ended since its message.
     fn is_over(&self, of: Origin) -> bool {
-        let is_before = |end: &u32| of.ended.wrapping_sub(*end).cast_signed() < 0;
-        self.ends.get(&of.context).is_some_and(is_before)
+        let end = self.ends.get(&of.context);
+        end.is_some_and(|end| of.is_before(*end))
+    }
+
+    fn add(&mut self, status: CUresult, of: Origin) {
+        let is_first = self.first.iter().all(|(_, o)| o.context != of.context);
+        if is_first && self.first.len() < FIRST_MAX {
+            self.first.push((status, of));
+        }
     }
 
     fn end(&mut self, context: u64, ended: u32) {
@@ -54,7 +71,7 @@ impl Faults {
             self.ends
                 .retain(|_, end| ended.wrapping_sub(*end) < ENDS_MAX as u32 / 2);
         }
-        self.first.take_if(|(_, of)| of.context == context);
+        self.first.retain(|(_, of)| of.context != context);
     }
 }
 
@@ -70,10 +87,9 @@ impl Session {
         }
         let mut faults = self.faults.lock();
         self.faulted.store(false, Ordering::Release);
-        faults
-            .first
-            .take()
-            .map_or(Ok(()), |(status, _)| Err(status))
+        let first = faults.first.first().copied();
+        faults.first.clear();
+        first.map_or(Ok(()), |(status, _)| Err(status))
     }
 
     /// Returns whether an error of a message without a reply waits to be told.
@@ -81,21 +97,34 @@ impl Session {
         self.faulted.load(Ordering::Acquire)
     }
 
-    /// Returns the number of contexts that have ended.
-    pub(super) fn ended(&self) -> u32 {
+    fn ended(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns the origin of a request that is made now. What ends a context is before its end.
+    pub(super) fn origin(&self, context: u64) -> Origin {
+        let of = Origin::of(context, self.ended());
+        let is_end = of.context != 0 && of.context == self.ends_now.load(Ordering::Relaxed);
+        Origin {
+            ended: of.ended.wrapping_sub(u32::from(is_end)),
+            ..of
+        }
     }
 
     /// Records the error of a message without a reply; that of a context which has ended since is
     /// dropped. Returns whether it is the one that loses the context.
     pub(crate) fn set_fault(&self, status: CUresult, of: Origin) -> bool {
         let mut faults = self.faults.lock();
-        if faults.is_over(of) {
+        if !status.is_sticky() {
+            if !faults.is_over(of) {
+                faults.add(status, of);
+                self.faulted.store(true, Ordering::Release);
+            }
             return false;
         }
-        if !status.is_sticky() {
-            faults.first.get_or_insert((status, of));
-            self.faulted.store(true, Ordering::Release);
+        // What faulted may be of another context than the one that was current. The loss of a
+        // context that there is will be told again, by each later call.
+        if of.context != 0 && of.is_before(self.ended()) {
             return false;
         }
         self.lost_context
@@ -103,20 +132,36 @@ impl Session {
             .is_ok()
     }
 
-    /// Drops the errors of a context that ends, and those of its messages that are still to come.
-    pub(crate) fn end_context(&self, context: u64) {
+    /// Ends a context by the messages that `send` sends; one context after the other, so that the
+    /// server counts as the client does. Drops the context's errors, and those of its messages that
+    /// are still to come.
+    pub(crate) fn end_context(
+        &self,
+        context: u64,
+        send: impl FnOnce() -> Result<(), CUresult>,
+    ) -> Result<(), CUresult> {
+        let _ending = self.ending.lock();
+        self.ends_now.store(context, Ordering::Relaxed);
+        self.count_end(context);
+        let sent = send();
+        self.ends_now.store(0, Ordering::Relaxed);
+        sent
+    }
+
+    fn count_end(&self, context: u64) {
         let mut faults = self.faults.lock();
         let ended = self.ended().wrapping_add(1);
         self.ended.store(ended, Ordering::Relaxed);
         faults.end(context, ended);
+        let is_faulted = !faults.first.is_empty();
+        self.faulted.store(is_faulted, Ordering::Release);
         self.lost_context.store(0, Ordering::Release);
     }
 
     /// Sends a message that ends a context, which may be lost: a thread that still waits in the
-    /// context may lose the session's context by its answer. Drops what the message fails by.
+    /// context may lose the session's context by its answer.
     pub(crate) fn send_at_end(
         &self,
-        context: u64,
         send: impl Fn() -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
         const TRIES: u32 = 3;
@@ -128,10 +173,6 @@ impl Session {
             self.lost_context.store(0, Ordering::Release);
             sent = send();
         }
-        self.faults
-            .lock()
-            .first
-            .take_if(|(_, of)| of.context == context);
         sent
     }
 }
@@ -156,23 +197,27 @@ mod tests {
 
     #[test]
     fn an_error_of_another_context_stays() {
-        let mut faults = Faults {
-            first: Some((WRONG, Origin::of(1, 0))),
-            ..Faults::default()
-        };
+        let mut faults = Faults::default();
+        for context in [1, 1, 2] {
+            faults.add(WRONG, Origin::of(context, 0));
+        }
+        assert_eq!(faults.first.len(), 2);
         faults.end(2, 1);
-        assert!(faults.first.is_some());
+        assert_eq!(faults.first.len(), 1);
         faults.end(1, 2);
-        assert!(faults.first.is_none());
+        assert!(faults.first.is_empty());
     }
 
     #[test]
-    fn few_ends_are_remembered() {
+    fn few_ends_and_errors_are_remembered() {
         let mut faults = Faults::default();
         for number in 1..10_000 {
+            let of = Origin::of(u64::from(number), number - 1);
+            faults.add(WRONG, of);
+            assert!(faults.first.len() <= FIRST_MAX);
             faults.end(u64::from(number), number);
             assert!(faults.ends.len() <= ENDS_MAX);
-            assert!(faults.is_over(Origin::of(u64::from(number), number - 1)));
+            assert!(faults.is_over(of));
         }
     }
 }

@@ -94,6 +94,10 @@ pub(crate) struct Session {
     lost_context: AtomicU32,
     /// Contexts that the program has ended. Changed with `faults` locked.
     ended: AtomicU32,
+    /// Locked while a context is ended.
+    ending: Mutex<()>,
+    /// The context that is being ended, or 0.
+    ends_now: AtomicU64,
     next_fd_tag: AtomicU32,
     /// Number of expected replies whose bytes go straight into the program's memory.
     receiving: AtomicUsize,
@@ -168,6 +172,8 @@ impl Session {
             faulted: AtomicBool::new(false),
             lost_context: AtomicU32::new(0),
             ended: AtomicU32::new(0),
+            ending: Mutex::new(()),
+            ends_now: AtomicU64::new(0),
             next_fd_tag: AtomicU32::new(1),
             receiving: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
@@ -335,7 +341,7 @@ impl Session {
                 on_data_connection,
                 is_receiving: false,
                 is_given_up: false,
-                of: Origin::of(context, self.ended()),
+                of: self.origin(context),
             },
         );
         let sent = match on_data_connection {

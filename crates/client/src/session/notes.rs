@@ -56,11 +56,14 @@ impl Session {
     pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], of: Origin) {
         if status.is_sticky() {
             self.lose_context(status, why, of);
-        } else if self.check().is_ok() {
-            log::warn(format_args!(
-                "{name} failed: {status}: {}",
-                String::from_utf8_lossy(why)
-            ));
+        } else {
+            // What follows the loss of a context mostly fails by it.
+            if self.check().is_ok() {
+                log::warn(format_args!(
+                    "{name} failed: {status}: {}",
+                    String::from_utf8_lossy(why)
+                ));
+            }
             self.set_fault(status, of);
         }
     }
