@@ -142,7 +142,7 @@ def reset(program: Program) -> None:
         program.take(program.sums.value, program.memory, program.streams[0])
     must("cuDevicePrimaryCtxReset", 0)
     must("cuCtxSetCurrent", primary_context())
-    # What is sent only now is an error of the context that follows.
+    # A launch that is sent only now would be an error of the context that follows.
     must("cuCtxSynchronize")
 
 
