@@ -92,7 +92,7 @@ SEED ?= 1
 PARTS ?=
 CASES ?=
 
-.PHONY: demo check test lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak calls-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net paper-net-guest dist check-size containers install wheel deb clean
+.PHONY: demo check test room lint unit smoke loom fuzz fuzz-corpora fuzz-coverage hostile balance-soak net-soak calls-soak bare-root programs packages nvshmem instructions test-rdma gpu-check gpu-suites gpu-suites-page speed paper-remoting paper-remoting-plots paper-requirements paper-requirements-page paper-flow paper-flow-quick bench-balance bench-balance-quick paper-pool paper-pool-gpu paper-pool-quick pool-demo pool-faults page-script bench-pool build examples coverage samples ptx-table net-ptx paper-net paper-net-guest dist check-size containers install wheel deb clean
 
 demo: build
 	@$(MAKE) --no-print-directory -C examples ../build/examples/vector_add OUT=../build/examples >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
@@ -109,13 +109,17 @@ $(TOOLCHAIN): tools/toolchain.py tools/toolchain-requirements.txt
 	python3 tools/toolchain.py --quiet
 	@touch $(TOOLCHAIN)
 
-check: lint unit smoke
+check: room lint unit smoke
 	@$(TESTED) summary lint unit smoke
 
 # The features of loom make other libraries at the places of those that programs are tested with: last.
-test: lint unit fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma loom
+test: room lint unit fuzz programs packages instructions paper-flow-quick bench-balance-quick paper-pool-quick test-rdma loom
 	@echo "make test: lint, unit tests, loom, fuzzing, programs, Python packages, instruction counts and RDMA all passed"
 	@$(TESTED) summary lint unit loom flow-loom net-loom fuzz programs alone gpu-check packages instructions bench-balance rdma
+
+# Before minutes of building: a full disk is an error with its name.
+room:
+	@python3 tools/tested.py room
 
 lint: $(TOOLCHAIN)
 	$(TOOLCHAIN) -m ruff check --quiet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,3 +119,17 @@ def test_a_command_keeps_its_own_separator(folder: Path, monkeypatch: pytest.Mon
     assert tested.main() == 0
     assert ran == [["cargo", "clippy", "--", "-D", "warnings"]]
     assert tested.load("lint") == tested.Counts()
+
+
+def test_a_full_disk_is_said_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {tmp_path: 4_000 << 20, Path("/tmp"): 900 << 20}
+    monkeypatch.setattr(tested.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder]))
+    fresh = tested.lacking_room(tmp_path, [Path("/tmp")])
+    assert [line.split(": ")[1] for line in fresh] == [
+        f"4000 MiB free at {tmp_path}, 8000 MiB needed",
+        "900 MiB free at /tmp, 1000 MiB needed",
+    ]
+    built = tmp_path / "target" / "debug" / "outboard"
+    built.parent.mkdir(parents=True)
+    built.touch()
+    assert tested.lacking_room(tmp_path, []) == []

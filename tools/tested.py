@@ -5,6 +5,7 @@
     python3 tools/tested.py cargo PART [--again] -- ARGUMENTS       of cargo test
     python3 tools/tested.py pytest PART [--again] -- ARGUMENTS
     python3 tools/tested.py summary PART...             the counts of these parts
+    python3 tools/tested.py room                        whether there is space for what the tests build
 
 A part's counts are in `build/tested/PART.json`. With --again, up to two tests that failed run a second time: a real
 server, an emulated machine, a peer in another process lose their patience on a busy host. What failed twice, and a
@@ -17,8 +18,10 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -28,6 +31,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "tested"
 AGAIN_MAX = 2
+# A debug build of everything and the tools, and what stays of it to be written in a tree that is built.
+FRESH_MIN_MIB, BUILT_MIN_MIB = 8_000, 1_000
 NOT_RUN = re.compile(r"NOT RUN: (?P<test>\S+): (?P<why>.*)")
 RESULT = re.compile(r"^test result: .*? (?P<passed>\d+) passed; .*; (?P<ignored>\d+) ignored;")
 # What cargo test prints before the output of a test that failed, and of each executable whose tests failed.
@@ -54,6 +59,7 @@ def main() -> int:
         one.add_argument("part")
         one.add_argument("--again", action="store_true")
     commands.add_parser("summary").add_argument("parts", nargs="+")
+    commands.add_parser("room")
     # The command may have a `--` of its own, which argparse would take away.
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     command = sys.argv[at + 1 :]
@@ -61,6 +67,10 @@ def main() -> int:
     if arguments.do == "summary":
         print("\n".join(summary({part: load(part) for part in arguments.parts})))
         return 0
+    if arguments.do == "room":
+        lacking = lacking_room(ROOT, [Path(tempfile.gettempdir())])
+        print("\n".join(lacking), end="\n" if lacking else "", file=sys.stderr)
+        return 1 if lacking else 0
     counts, start = Counts(), time.monotonic()
     kept = FOLDER / f"{arguments.part}.json"
     kept.unlink(missing_ok=True)
@@ -75,6 +85,14 @@ def main() -> int:
         FOLDER.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(asdict(counts), indent=1))
     return status
+
+
+def lacking_room(root: Path, others: list[Path]) -> list[str]:
+    """Says which folders have too little free space; on a full disk tests fail in ways that do not name it."""
+    is_built = (root / "target" / "debug" / "outboard").exists()
+    wanted = [(root, BUILT_MIN_MIB if is_built else FRESH_MIN_MIB), *((other, BUILT_MIN_MIB) for other in others)]
+    free = [(folder, shutil.disk_usage(folder).free >> 20, needed) for folder, needed in wanted]
+    return [f"make test: {has} MiB free at {folder}, {needed} MiB needed" for folder, has, needed in free if has < needed]
 
 
 def run_command(command: list[str], counts: Counts, lines: list[str] | None = None) -> int:
