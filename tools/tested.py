@@ -92,7 +92,7 @@ def lacking_room(root: Path, others: list[Path]) -> list[str]:
     is_built = (root / "target" / "debug" / "outboard").exists()
     wanted = [(root, BUILT_MIN_MIB if is_built else FRESH_MIN_MIB), *((other, BUILT_MIN_MIB) for other in others)]
     free = [(folder, shutil.disk_usage(folder).free >> 20, needed) for folder, needed in wanted]
-    return [f"make test: {has} MiB free at {folder}, {needed} MiB needed" for folder, has, needed in free if has < needed]
+    return [f"tests: {has} MiB free at {at}, {needed} MiB needed" for at, has, needed in free if has < needed]
 
 
 def run_command(command: list[str], counts: Counts, lines: list[str] | None = None) -> int:
