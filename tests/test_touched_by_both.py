@@ -129,7 +129,16 @@ def test_pages_that_the_program_takes_away_are_right_or_an_error(
     figures(server, link, tmp_path, history, 1)
 
 
-@pytest.mark.parametrize("history", ["registered_written", "unmapped", "given_up", "moved", "protected"])
+@pytest.mark.parametrize("compare", ["", "1"])
+def test_what_was_written_before_pages_could_not_be_read_is_sent_later(
+    server: Server, link: str, tmp_path: Path, compare: str
+) -> None:
+    env = {"OUTBOARD_COMPARE": compare} if compare else {}
+    few, many = (figures(server, link, tmp_path, "hidden", launches, **env)["compared_bytes"] for launches in (50, 250))
+    assert compare or few == many, "pages that were read again are not read any more"
+
+
+@pytest.mark.parametrize("history", ["registered_written", "unmapped", "given_up", "moved", "protected", "hidden"])
 def test_registered_memory_is_read_where_a_sandbox_refuses_to_copy_it(server: Server, link: str, history: str) -> None:
     by = PROGRAM.with_name("without_process_vm.py")
     done = server.run(link, sys.executable, by, sys.executable, PROGRAM, history, "4")

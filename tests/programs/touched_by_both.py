@@ -46,6 +46,7 @@ REGISTERED = [
     "given_up",
     "moved",
     "protected",
+    "hidden",
     "little_lockable",
 ]
 libc = ctypes.CDLL(None)
@@ -127,6 +128,26 @@ def gone(program: Program, memory: int, how: str) -> None:
     must("cuMemHostUnregister", c_void_p(memory))
 
 
+def hidden(program: Program, memory: int) -> None:
+    """What the program wrote before it forbade all access is sent once the pages may be read again."""
+    pages = (0, 1, BYTES // mmap.PAGESIZE // 2, BYTES // mmap.PAGESIZE - 1)
+    at = [memory + page * mmap.PAGESIZE for page in pages]
+    for turn in range(3):
+        for number, address in enumerate(at):
+            c_uint32.from_address(address).value = 100 * (turn + 1) + number
+        # All of the memory, from its second page on, and its last page alone.
+        first = (0, 1, pages[-1])[turn]
+        parts = c_void_p(memory + first * mmap.PAGESIZE), c_size_t(BYTES - first * mmap.PAGESIZE)
+        assert libc.mprotect(*parts, 0) == 0
+        for _ in range(3):
+            program.launch()
+            program.wait()
+        assert libc.mprotect(*parts, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+        for number, address in enumerate(at):
+            program.launch(address)
+            program.expect(address, 100 * (turn + 1) + number + 1)
+
+
 def history(program: Program, name: str) -> int:
     """Makes the history; returns the address of the words that program and launches change in turn,
     or 0."""
@@ -141,6 +162,7 @@ def history(program: Program, name: str) -> int:
         "given_up",
         "moved",
         "protected",
+        "hidden",
     ):
         memory = program.registered(MAPPED)
         if name == "little_lockable":
@@ -217,6 +239,8 @@ def history(program: Program, name: str) -> int:
         program.expect(memory, 61)
     if name in ("moved", "protected"):
         gone(program, memory, name)
+    if name == "hidden":
+        hidden(program, memory)
     return memory + BYTES // 2 if name.endswith("written") else 0
 
 

@@ -14,7 +14,7 @@ mod abi;
 mod process;
 mod tracker;
 
-pub use process::{Protection, is_shared, protection, read, write};
+pub use process::{Protection, Unread, is_shared, protection, read, unread, write};
 pub use tracker::{Tracker, Unavailable};
 
 /// The unit in which writes are found.

@@ -103,7 +103,10 @@ fn by_pipe(
 /// looked up counts as shared.
 pub fn is_shared(start: u64, end: u64) -> bool {
     let mut is_shared = false;
-    let looked_up = mappings(start, end, |mapping| is_shared |= mapping.shared);
+    let looked_up = mappings(start, end, |mapping| {
+        is_shared |= mapping.shared;
+        true
+    });
     is_shared || looked_up.is_none()
 }
 
@@ -125,28 +128,59 @@ pub fn protection(start: u64, end: u64) -> Protection {
     let _ = mappings(start, end, |mapping| {
         found.readable &= mapping.readable;
         found.writable &= mapping.writable;
+        true
     });
     found
 }
 
-/// Permissions of a mapping.
+/// Memory that could not be read, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unread {
+    /// Nothing is mapped up to this address.
+    Unmapped(u64),
+    /// The mapping may not be read up to this address.
+    Forbidden(u64),
+    /// The mapping may be read up to this address: a page has become readable meanwhile, or nothing
+    /// is behind it, as behind the end of a file.
+    Allowed(u64),
+}
+
+/// Says why memory at `start` could not be read, and for how long that holds, to `end` at most.
+/// Memory that cannot be looked up counts as allowed.
+pub fn unread(start: u64, end: u64) -> Unread {
+    let mut found = Unread::Unmapped(end);
+    let looked_up = mappings(start, end, |mapping| {
+        found = match mapping.readable {
+            _ if mapping.start > start => Unread::Unmapped(mapping.start.min(end)),
+            true => Unread::Allowed(mapping.end.min(end)),
+            false => Unread::Forbidden(mapping.end.min(end)),
+        };
+        false
+    });
+    looked_up.map_or(Unread::Allowed(end), |()| found)
+}
+
+/// A mapping's place and permissions.
 struct Mapping {
+    start: u64,
+    end: u64,
     readable: bool,
     writable: bool,
     shared: bool,
 }
 
-/// Visits the mappings that have pages of a range. Returns `None` if they cannot be looked up.
+/// Visits the mappings that have pages of a range, until `visit` returns false. Returns `None` if
+/// they cannot be looked up.
 ///
 /// A process has many when much of its memory is watched. Linux 6.11 and later find those of a
 /// range; before, those below it are read, too.
-fn mappings(start: u64, end: u64, mut visit: impl FnMut(Mapping)) -> Option<()> {
+fn mappings(start: u64, end: u64, mut visit: impl FnMut(Mapping) -> bool) -> Option<()> {
     let maps = File::open("/proc/self/maps").ok()?;
     query(&maps, start, end, &mut visit).or_else(|| list(BufReader::new(&maps), start, end, visit))
 }
 
 /// Asks the kernel for the mappings of a range. Returns `None` if it does not know the question.
-fn query(maps: &File, start: u64, end: u64, visit: &mut impl FnMut(Mapping)) -> Option<()> {
+fn query(maps: &File, start: u64, end: u64, visit: &mut impl FnMut(Mapping) -> bool) -> Option<()> {
     let mut at = start;
     while at < end {
         let mut query = MapQuery {
@@ -165,18 +199,28 @@ fn query(maps: &File, start: u64, end: u64, visit: &mut impl FnMut(Mapping)) -> 
             break;
         }
         let has = |flag| query.vma_flags & flag != 0;
-        visit(Mapping {
+        let goes_on = visit(Mapping {
+            start: query.vma_start,
+            end: query.vma_end,
             readable: has(abi::VMA_READABLE),
             writable: has(abi::VMA_WRITABLE),
             shared: has(abi::VMA_SHARED),
         });
+        if !goes_on {
+            break;
+        }
         at = query.vma_end;
     }
     Some(())
 }
 
 /// Reads the list of all mappings, in the order of their addresses, to the end of the range.
-fn list(maps: impl BufRead, start: u64, end: u64, mut visit: impl FnMut(Mapping)) -> Option<()> {
+fn list(
+    maps: impl BufRead,
+    start: u64,
+    end: u64,
+    mut visit: impl FnMut(Mapping) -> bool,
+) -> Option<()> {
     for line in maps.split(b'\n') {
         // Names of files are bytes of any kind.
         let line = line.ok()?;
@@ -184,12 +228,16 @@ fn list(maps: impl BufRead, start: u64, end: u64, mut visit: impl FnMut(Mapping)
         if from >= end {
             break;
         }
-        if start < to {
-            visit(Mapping {
+        let goes_on = start >= to
+            || visit(Mapping {
+                start: from,
+                end: to,
                 readable: read == b'r',
                 writable: write == b'w',
                 shared: shared == b's',
             });
+        if !goes_on {
+            break;
         }
     }
     Some(())
@@ -306,7 +354,11 @@ mod tests {
         let read = Cell::new(0);
         let reader = BufReader::with_capacity(64, Counted(maps.as_bytes(), &read));
         let mut count = 0;
-        assert_eq!(list(reader, 0x20_000, 0x22_000, |_| count += 1), Some(()));
+        let visit = |_| {
+            count += 1;
+            true
+        };
+        assert_eq!(list(reader, 0x20_000, 0x22_000, visit), Some(()));
         assert_eq!(count, 2);
         assert!(read.get() < 2_000, "{} bytes of {}", read.get(), maps.len());
     }
@@ -327,8 +379,15 @@ mod tests {
         let maps = File::open("/proc/self/maps").expect("a list");
         let told = |m: Mapping| (m.readable, m.writable, m.shared);
         let (mut found, mut listed) = (Vec::new(), Vec::new());
-        let asked = query(&maps, start, end, &mut |m| found.push(told(m)));
-        list(BufReader::new(&maps), start, end, |m| listed.push(told(m))).expect("a list");
+        let asked = query(&maps, start, end, &mut |m| {
+            found.push(told(m));
+            true
+        });
+        let list_all = |m| {
+            listed.push(told(m));
+            true
+        };
+        list(BufReader::new(&maps), start, end, list_all).expect("a list");
         let [all, read, none] = [(true, true), (true, false), (false, false)]
             .map(|(readable, writable)| (readable, writable, false));
         // A neighbour may be part of the last one's mapping.
@@ -336,6 +395,30 @@ mod tests {
         assert!(asked.is_none() || found == listed, "{found:?}");
         // SAFETY: the mapping made above; what was removed is not mapped.
         unsafe { libc::munmap(memory, 6 * PAGE) };
+    }
+
+    #[test]
+    fn why_memory_cannot_be_read_is_said_to_where_that_changes() {
+        const PAGE: u64 = crate::PAGE_BYTES;
+        let start = pages(6) as u64;
+        let at = |page: u64| start + page * PAGE;
+        // SAFETY: pages of the mapping, which nobody uses.
+        unsafe {
+            let (hidden, gone) = (at(1) as *mut libc::c_void, at(4) as *mut libc::c_void);
+            assert_eq!(
+                libc::mprotect(hidden, 2 * PAGE as usize, libc::PROT_NONE),
+                0
+            );
+            assert_eq!(libc::munmap(gone, PAGE as usize), 0);
+        }
+        assert_eq!(unread(at(0), at(6)), Unread::Allowed(at(1)));
+        assert_eq!(unread(at(1), at(6)), Unread::Forbidden(at(3)));
+        assert_eq!(unread(at(2), at(6)), Unread::Forbidden(at(3)));
+        assert_eq!(unread(at(1), at(2)), Unread::Forbidden(at(2)));
+        assert_eq!(unread(at(4), at(6)), Unread::Unmapped(at(5)));
+        assert_eq!(unread(at(4), at(5)), Unread::Unmapped(at(5)));
+        // SAFETY: the mapping made above; what was removed is not mapped.
+        unsafe { libc::munmap(start as *mut libc::c_void, 6 * PAGE as usize) };
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::{
     controls::within,
     host_memory::{HostMemory, HostRange, Writer},
     mirrors::{Mirrors, OpenMirrors, tracker},
+    reading::Reading,
 };
 use crate::{log, observe::conditions, thread};
 
@@ -205,6 +206,9 @@ impl Driver {
         if !are_lent {
             self.close_unnamed(open, look, may_ask)?;
         }
+        let mut unread = open.reading.take_unread();
+        open.controls.set_aside(&mut unread);
+        open.written.append(&mut unread);
         // An error of one piece of memory keeps no other back.
         let mut pushed = self.push_controls(open);
         open.find_written(&mut self.mirrors.written_by_adapter.lock());
@@ -212,7 +216,7 @@ impl Driver {
         let is_tracked = |range: &HostRange| range.mirror.is_tracked.load(Ordering::Acquire);
         for range in open.ranges.iter().filter(|range| !is_tracked(range)) {
             for (from, to) in open.controls.around(range.run()) {
-                pushed = pushed.and(self.push_part(range, from, to, !is_alone, &mut open.buffer));
+                pushed = pushed.and(self.push_part(range, from, to, !is_alone, &mut open.reading));
             }
         }
         for part in &open.written {
@@ -220,7 +224,7 @@ impl Driver {
             for range in touched.iter().filter(|range| is_tracked(range)) {
                 if let Some((from, to)) = within(*part, range.run()) {
                     pushed =
-                        pushed.and(self.push_part(range, from, to, !is_alone, &mut open.buffer));
+                        pushed.and(self.push_part(range, from, to, !is_alone, &mut open.reading));
                 }
             }
         }
@@ -238,7 +242,7 @@ impl Driver {
             if let Some(range) = found {
                 let whole = (range.base, range.base + range.bytes);
                 if let Some((from, to)) = within(at, whole) {
-                    pushed = pushed.and(self.push_part(range, from, to, true, &mut open.buffer));
+                    pushed = pushed.and(self.push_part(range, from, to, true, &mut open.reading));
                 }
             }
         }
@@ -252,9 +256,9 @@ impl Driver {
         from: u64,
         to: u64,
         exact: bool,
-        buffer: &mut Vec<u8>,
+        reading: &mut Reading,
     ) -> Result<(), CUresult> {
-        buffer.resize(PIECE_BYTES, 0);
+        reading.buffer.resize(PIECE_BYTES, 0);
         let figures = &self.mirrors.figures;
         let mut at = from;
         while at < to {
@@ -263,7 +267,7 @@ impl Driver {
             let wanted = (piece_end - at) as usize;
             let start = (at - range.base) as usize;
             let read = |out: &mut [u8]| range.read(start as u64, out);
-            let buffer = &mut buffer[..wanted];
+            let buffer = &mut reading.buffer[..wanted];
             let taken = range.mirror.take_changes(start, buffer, exact, read);
             let (got, changes) = taken.map_err(unreadable)?;
             let now = &buffer[..got];
@@ -281,10 +285,12 @@ impl Driver {
             figures
                 .compared_bytes
                 .fetch_add(got as u64, Ordering::Relaxed);
-            // Memory that the program has unmapped is skipped.
             at = match got == wanted {
                 true => piece_end,
-                false => pages_around(at + got as u64, 1).1,
+                false => {
+                    let is_tracked = range.mirror.is_tracked.load(Ordering::Acquire);
+                    reading.pass(is_tracked, at + got as u64, to)
+                }
             };
         }
         Ok(())

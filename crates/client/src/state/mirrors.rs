@@ -36,6 +36,7 @@ use super::{
     held::Held,
     host_memory::{HostMemory, HostRange},
     mirror_copies::Doubts,
+    reading::Reading,
     rest::Questions,
 };
 use crate::log;
@@ -88,7 +89,7 @@ pub(super) struct OpenMirrors {
     /// The thread that looked first.
     first: Option<libc::pthread_t>,
     pub(super) are_several: bool,
-    pub(super) buffer: Vec<u8>,
+    pub(super) reading: Reading,
     pub(super) held: Held,
 }
 

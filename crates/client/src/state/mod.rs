@@ -34,6 +34,7 @@ mod objects;
 mod pools;
 mod prepared;
 mod private_places;
+mod reading;
 mod registered;
 mod resolved;
 mod rest;
