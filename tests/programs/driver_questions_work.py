@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
+import time
 from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 from cuda import wide
@@ -258,7 +260,93 @@ def destroyed_then(make: str, flags: int, destroy: str, use: str, *rest: object)
     return ask
 
 
+class CopyAttributes(ctypes.Structure):
+    """`CUmemcpyAttributes`, with the kind and number of each place"""
+
+    _fields_ = (("order", c_uint), ("places", c_int * 4), ("flags", c_uint))
+
+
+def batch(
+    *orders: int,
+    copies: int = 3,
+    firsts: tuple[int, ...] = (),
+    stream: object = "stream",
+    flags: int = 0,
+    null: int = -1,
+) -> Question:
+    """A batch of copies of 8 bytes from pinned memory, with attributes of these orders, and what it says of a copy; the
+    array of number `null` is missing, the copy of number `null` - 10 has no source."""
+
+    def ask(state: State) -> tuple[object, ...]:
+        to = [state.memory.value + 8 * index for index in range(copies)]
+        sources = [0 if index == null - 10 else state.pinned.value for index in range(copies)]
+        arrays: list[object] = [(c_uint64 * copies)(*each) for each in (to, sources, [8] * copies)]
+        arrays.append((CopyAttributes * len(orders))(*(CopyAttributes(order, (0,) * 4, flags) for order in orders)))
+        arrays.append((c_size_t * len(orders))(*(firsts or range(len(orders)))))
+        if 0 <= null < len(arrays):
+            arrays[null] = None
+        where = getattr(state, stream) if isinstance(stream, str) else stream
+        numbers, failed = (copies, len(orders)), c_size_t(77)
+        answer = call("cuMemcpyBatchAsync", *arrays[:3], numbers[0], *arrays[3:], numbers[1], byref(failed), where)
+        status = call("cuMemcpyBatchAsync_v2", *arrays[:3], numbers[0], *arrays[3:], numbers[1], where)
+        must("cuStreamSynchronize", state.stream)
+        return answer, failed.value, status
+
+    return ask
+
+
+def batch_of_a_held_stream(device: bool) -> Question:
+    """Whether a batch returns before its stream goes on, if its source, which is to be read during the call, is memory
+    of the device or pinned."""
+
+    def ask(state: State) -> tuple[object, ...]:
+        stream, went_on = got("cuStreamCreate", 1), threading.Event()
+
+        @ctypes.CFUNCTYPE(None, c_void_p)
+        def hold(_: object) -> None:
+            time.sleep(1)
+            went_on.set()
+
+        must("cuLaunchHostFunc", stream, hold, None)
+        source = state.memory.value + 2048 if device else state.pinned.value
+        one = [(c_uint64 * 1)(value) for value in (state.memory.value, source, 8)]
+        attributes = (byref(CopyAttributes(2)), byref(c_size_t(0)), 1)
+        answer = call("cuMemcpyBatchAsync_v2", *one, 1, *attributes, stream)
+        when = "later" if went_on.is_set() else "before"
+        must("cuStreamSynchronize", stream)
+        must("cuStreamDestroy_v2", stream)
+        return answer, when
+
+    return ask
+
+
 STREAMS: dict[str, Question] = {
+    "batch": batch(1),
+    "batch during the call": batch(2),
+    "batch at any time": batch(3),
+    "batch of three orders": batch(1, 2, 3),
+    "batch of order 0": batch(0),
+    "batch of order 4": batch(1, 4),
+    "batch of flags 1": batch(1, flags=1),
+    "batch of flags 2": batch(1, flags=2),
+    "batch without attributes": batch(),
+    "batch of no copies": batch(1, copies=0),
+    "batch of no copies, no attributes": batch(copies=0),
+    "batch of more attributes than copies": batch(1, 1, copies=1),
+    "batch, a first of 1": batch(1, firsts=(1,)),
+    "batch, firsts that do not ascend": batch(1, 3, firsts=(0, 0)),
+    "batch, a first beyond all": batch(1, 3, firsts=(0, 3)),
+    "batch, null stream": batch(1, stream=None),
+    "batch, legacy stream": batch(1, stream=1),
+    "batch, per-thread stream": batch(1, stream=2),
+    "batch, freed stream": batch(1, stream="freed_stream"),
+    "batch, no source": batch(1, null=12),
+    "batch, no destinations": batch(1, null=0),
+    "batch, no sizes": batch(1, null=2),
+    "batch, null attributes": batch(1, null=3),
+    "batch, null indices": batch(1, null=4),
+    "batch of a held stream, pinned": batch_of_a_held_stream(device=False),
+    "batch of a held stream, device": batch_of_a_held_stream(device=True),
     "cuStreamCreate null": q("cuStreamCreate", None, 0),
     "cuStreamCreate flags": q("cuStreamCreate", c_void_p, 99),
     "cuStreamCreateWithPriority flags": q("cuStreamCreateWithPriority", c_void_p, 99, 0),
@@ -619,6 +707,12 @@ def side_stream(works: bool, then: str) -> Question:
     return ask
 
 
+def batch_captured(state: State) -> tuple[object, ...]:
+    one = [(c_uint64 * 1)(value) for value in (state.memory.value, state.pinned.value, 8)]
+    attributes = (byref(CopyAttributes(1)), byref(c_size_t(0)), 1)
+    return capturing("cuMemcpyBatchAsync_v2", *one, 1, *attributes, "captured")(state)
+
+
 CAPTURES: dict[str, Question] = {
     "into a graph, end null": into_graph,
     "begin null stream": q("cuStreamBeginCapture_v2", None, 0),
@@ -662,6 +756,7 @@ CAPTURES: dict[str, Question] = {
     "free": capturing("cuMemFree_v2", 0),
     "unjoined": unjoined,
     "create a context": capturing("cuDevicePrimaryCtxRetain", c_void_p, 0),
+    "batch of copies": batch_captured,
     "wait for a wild event": capturing("cuStreamWaitEvent", "captured", None, 0),
 }
 for has_work in (False, True):

@@ -91,3 +91,11 @@ def test_later_bytes_stay(guest: Guest) -> None:
         run += ["adapter", "staged", "hidden", "kernel"]
         done = gpu.client.guest.run(shlex.join(map(str, run)), timeout_s=PROGRAM_S_MAX)
     assert done.status == 0 and done.output.endswith("right\n"), done.output
+
+
+def test_batches_read_their_sources_in_time(guest: Guest) -> None:
+    with serving(*ports_of(guest)) as gpu:
+        run = [OUTBOARD, "run", "--gpu", gpu.url, "--", sys.executable, TEST_PROGRAMS / "batched_copies.py"]
+        run += ["synchronous", 100, 3_000_000]
+        done = gpu.client.guest.run(shlex.join(map(str, run)), timeout_s=PROGRAM_S_MAX)
+    assert done.status == 0 and done.output.endswith("right\n"), done.output

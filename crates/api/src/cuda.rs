@@ -178,6 +178,16 @@ pub struct CUmemLocation {
     pub id: c_int,
 }
 
+/// Attributes of copies of a batch.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct CUmemcpyAttributes {
+    pub src_access_order: c_uint,
+    pub src_loc_hint: CUmemLocation,
+    pub dst_loc_hint: CUmemLocation,
+    pub flags: c_uint,
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct CUmemAllocationProp {

@@ -2,7 +2,12 @@
 
 use std::{ptr, sync::atomic::AtomicBool};
 
+use outboard_api::cuda::CUmemcpyAttributes;
+
 use super::*;
+
+/// `CU_MEMHOSTALLOC_DEVICEMAP`.
+const DEVICEMAP: u32 = 2;
 
 /// A reply whose only field is data.
 fn data(bytes: &[u8]) -> Answer {
@@ -163,6 +168,92 @@ fn copy_in_now(address: CUdeviceptr, rows: usize) {
     assert_eq!(copied, SUCCESS);
 }
 
+/// Copies 100 bytes in a batch; returns the answer and the copy that it names.
+fn batch(
+    (mut dst, mut src): (u64, u64),
+    src_access_order: u32,
+    stream: CUstream,
+) -> (CUresult, usize) {
+    let mut attributes = CUmemcpyAttributes {
+        src_access_order,
+        ..CUmemcpyAttributes::default()
+    };
+    let (mut bytes, mut first, mut failed) = (100, 0, 77);
+    let attributes = (&raw mut attributes).cast();
+    // SAFETY: arrays of one entry each; the copy's ends are the caller's.
+    let answer = unsafe {
+        cuMemcpyBatchAsync(
+            &mut dst,
+            &mut src,
+            &mut bytes,
+            1,
+            attributes,
+            &mut first,
+            1,
+            &mut failed,
+            stream,
+        )
+    };
+    (answer, failed)
+}
+
+/// The call takes the bytes, also while earlier work may write host memory, and does not wait.
+#[test]
+fn a_batch_reads_its_sources_during_the_call_if_it_is_asked_to() {
+    over_each_link(|kind| {
+        let client = Client::start(kind, move |request, notes| match request {
+            Request::CopyOut(_) => Answer::Later,
+            Request::Ping(_) => {
+                notes.release_with(&[[100, 0, 0, 0].as_slice(), &[9; 100]].concat());
+                Answer::Usual
+            }
+            _ => Answer::Usual,
+        });
+        let (address, mut stream) = (allocate(MIB).expect("memory"), CUstream::NULL);
+        // SAFETY: a local output.
+        assert_eq!(unsafe { cuStreamCreate(&mut stream, 0) }, SUCCESS);
+        for flags in [0, DEVICEMAP] {
+            let (mut source, mut target) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: local outputs, and the first has 4 KiB.
+            unsafe {
+                assert_eq!(cuMemHostAlloc(&mut source, 4096, flags), SUCCESS);
+                assert_eq!(cuMemHostAlloc(&mut target, 4096, 0), SUCCESS);
+                source.cast::<u8>().write_bytes(7, 100);
+            }
+            copy_out(target, address);
+            let whole = (address, source as u64);
+            let during = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+            assert_eq!(batch(whole, during, stream), (SUCCESS, 77));
+            // SAFETY: its 4 KiB, which the call has read.
+            unsafe { source.cast::<u8>().write_bytes(8, 100) };
+            let seen = client.seen();
+            let copy = seen
+                .iter()
+                .rfind(|m| is_named(m, "CopyIn"))
+                .expect("a copy");
+            assert!(copy.contains(&format!("{:?}", [7u8; 100])), "{copy}");
+        }
+        assert_eq!(client.count("FenceStream"), 0);
+        // Memory of the device is read in the stream's order, before the call returns.
+        for (order, waits) in [
+            (CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL, 1),
+            (CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 0),
+            (CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 0),
+        ] {
+            let counts = || [client.count("Copy"), client.count("FenceStream")];
+            let [copies, fences] = counts();
+            let whole = (address, address + 4096);
+            assert_eq!(batch(whole, order, stream), (SUCCESS, 77));
+            assert_eq!(counts(), [copies + 1, fences + waits], "{order}");
+        }
+        let refused = CUresult::CUDA_ERROR_INVALID_VALUE;
+        assert_eq!(batch((address, address), 4, stream), (refused, 0));
+        assert_eq!(batch((0, address), 1, stream), (refused, 0));
+        let legacy = CUstream::NULL;
+        assert_eq!(batch((address, address), 1, legacy), (refused, usize::MAX));
+    });
+}
+
 /// Copies from or to pinned memory of 4 KiB that go on past it.
 #[test]
 fn a_copy_past_host_memory_is_refused() {
@@ -280,8 +371,6 @@ fn a_copy_beyond_an_array_is_refused_at_the_call() {
 /// The kernel before it may wait for what the host does next.
 #[test]
 fn an_asynchronous_copy_to_or_from_managed_memory_is_a_message() {
-    /// `CU_MEMHOSTALLOC_DEVICEMAP`.
-    const DEVICEMAP: u32 = 2;
     over_each_link(|kind| {
         let client = Client::start(kind, |_, _| Answer::Usual);
         let function = load();

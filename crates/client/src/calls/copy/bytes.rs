@@ -131,19 +131,29 @@ impl Driver {
             true => unsafe { self.stage_in(dst, src, bytes, stream, wait)? },
             false => 0,
         };
-        let mut own = vec![0; bytes - staged];
-        // SAFETY: the rest of the source, to as many bytes of our own.
-        unsafe { std::ptr::copy_nonoverlapping(src.add(staged), own.as_mut_ptr(), own.len()) };
-        for (index, data) in own.chunks(CHUNK_BYTES_MAX).enumerate() {
-            let message = messages::CopyIn {
-                dst: dst + (staged + index * CHUNK_BYTES_MAX) as u64,
-                stream: stream.wire(),
-                sync: u32::from(wait),
-                data: data.into(),
-            };
-            self.submit_to(stream, &message)?;
+        let rest = bytes - staged;
+        let carry = || -> Done {
+            let mut own = vec![0; rest.min(CHUNK_BYTES_MAX)];
+            for offset in (staged..bytes).step_by(CHUNK_BYTES_MAX) {
+                own.truncate(bytes - offset);
+                // SAFETY: a piece of the source, to as many bytes of our own.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(src.add(offset), own.as_mut_ptr(), own.len());
+                }
+                let message = messages::CopyIn {
+                    dst: dst + offset as u64,
+                    stream: stream.wire(),
+                    sync: u32::from(wait),
+                    data: own.as_slice().into(),
+                };
+                self.submit_to(stream, &message)?;
+            }
+            Ok(())
+        };
+        match rest < PLACED_BYTES_MIN {
+            true => carry(),
+            false => self.session.read_meanwhile(carry),
         }
-        Ok(())
     }
 
     /// Copies from the device. The replies carry the bytes, in pieces that overlap. Returns the

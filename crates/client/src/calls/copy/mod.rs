@@ -9,6 +9,7 @@
 //!   unless the destination is pinned memory.
 
 mod among;
+mod batch;
 mod bytes;
 mod end;
 mod order;
@@ -21,8 +22,11 @@ use outboard_api::{
 };
 
 pub(super) use self::among::{Peers, serialized};
-pub(crate) use self::end::{CopyEnd, MemoryKind};
-use super::{Done, Out, across};
+pub(crate) use self::{
+    batch::*,
+    end::{CopyEnd, MemoryKind},
+};
+use super::{Done, across};
 use crate::{
     observe::{guard, servers::Selected},
     state::{Driver, StreamRef, are_several, driver},
@@ -196,61 +200,4 @@ pub(crate) unsafe fn cuMemcpyPeerAsync(
         let (dst, src) = (CopyEnd::device(dst, bytes)?, CopyEnd::device(src, bytes)?);
         copy_on(stream, dst, src, bytes)
     })
-}
-
-/// Makes the copies of a batch one after the other: a batch's attributes only relax the order that
-/// a stream keeps.
-///
-/// # Safety
-/// The arrays must be NULL or have `count` entries.
-unsafe fn batch(
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    failed: Out<'_, usize>,
-    stream: CUstream,
-) -> Done {
-    if dsts.is_null() || srcs.is_null() || sizes.is_null() || count == 0 || stream.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    for index in 0..count {
-        // SAFETY: not NULL, so they have `count` entries by this function's contract.
-        let (dst, src, bytes) = unsafe { (*dsts.add(index), *srcs.add(index), *sizes.add(index)) };
-        let here = || copy_on(stream, CopyEnd::any(dst), CopyEnd::any(src), bytes);
-        if let Err(error) = between(stream, false, (dst, src, bytes), here) {
-            failed.put_optional(index);
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
-pub(crate) unsafe fn cuMemcpyBatchAsync(
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _attributes: *mut c_void,
-    _attribute_indices: *mut usize,
-    _attribute_count: usize,
-    failed: Out<'_, usize>,
-    stream: CUstream,
-) -> Done {
-    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
-    unsafe { batch(dsts, srcs, sizes, count, failed, stream) }
-}
-
-pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
-    dsts: *mut CUdeviceptr,
-    srcs: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    _attributes: *mut c_void,
-    _attribute_indices: *mut usize,
-    _attribute_count: usize,
-    stream: CUstream,
-) -> Done {
-    // SAFETY: arrays of `count` entries: the driver API asks it of its callers.
-    unsafe { batch(dsts, srcs, sizes, count, Out::none(), stream) }
 }
