@@ -211,6 +211,14 @@ impl Writer<'_> {
     }
 }
 
+/// Returns where the ranges of a test's driver begin: those of drivers of tests at the same time
+/// would be in their way.
+#[cfg(test)]
+fn place_of_test() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1 << 31, Ordering::Relaxed) % PLACE_BYTES
+}
+
 #[derive(Default)]
 pub(crate) struct HostMemory {
     ranges: BTreeMap<u64, Arc<HostRange>>,
@@ -228,9 +236,12 @@ impl HostMemory {
     /// `first` is the number below which no range of the server has its number. The ranges of each
     /// server begin at a place of their own, so that one server's are not in the way of another's.
     pub(crate) fn of(first: u64, server: u8) -> HostMemory {
+        let begin = PLACE_BYTES / SERVERS_MAX as u64 * u64::from(server);
+        #[cfg(test)]
+        let begin = (begin + place_of_test()) % PLACE_BYTES;
         HostMemory {
             next_number: first,
-            next_place: PLACE_BYTES / SERVERS_MAX as u64 * u64::from(server),
+            next_place: begin,
             ..HostMemory::default()
         }
     }
@@ -285,7 +296,8 @@ impl HostMemory {
         let first = self.private.first_key_value();
         let start = first.map_or(u64::MAX, |first| *first.0);
         let end = self.private.last_key_value().map_or(0, |last| *last.1);
-        PRIVATE.change(start, end, are_several);
+        // Tests at the same time have a driver each.
+        PRIVATE.change(start, end, || cfg!(test) || are_several());
     }
 }
 
