@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,36 @@ def test_a_program_reads_on_its_standard_error_why_its_lease_is_over(tmp_path: P
     [first, last] = [line for line in done.stderr.splitlines() if line.startswith("outboard: lease 1")]
     assert "GPUs are taken back in " in first, done.stderr
     assert last.endswith("no session and no call for the time that is allowed"), done.stderr
+    pool.stop()
+
+
+def test_a_program_reads_that_its_manager_is_silent_before_its_sessions_end(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.start_box("a")
+    until(lambda: pool.free() == GPUS_A_BOX)
+    program = pool.run("--term", "6s")
+    program.gpus()
+    # Not at its beginning, whose renewal the box may not know.
+    time.sleep(3)
+    pool.manager.send_signal(signal.SIGSTOP)
+    code, said = program.outcome()
+    pool.manager.send_signal(signal.SIGCONT)
+    lines = said.splitlines()
+    told = [line for line in lines if line.startswith("outboard: lease 1 is over, or will be within 3 s")]
+    assert code == 3 and len(told) == 1, said
+    lost = next(at for at, line in enumerate(lines) if line.startswith("lost "))
+    assert lines.index(told[0]) < lost, said
+    until(lambda: pool.free() == GPUS_A_BOX)
+    # A program goes on whose manager is back in time.
+    program = pool.run("--term", "6s")
+    program.gpus()
+    pool.manager.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    pool.manager.send_signal(signal.SIGCONT)
+    time.sleep(6)
+    said = program.finish()
+    assert program.process.returncode == 0 and said.splitlines()[-1].startswith("right"), said
+    assert "is over" not in said, said
     pool.stop()
 
 

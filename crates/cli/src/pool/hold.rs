@@ -33,6 +33,8 @@ use crate::args::{ManagerArgs, PoolHoldArgs};
 const RETRY: Duration = Duration::from_millis(200);
 /// Time beyond a third of the term for the manager's answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Part of the term by which a program is told sooner that its lease may be over.
+const SOONER: u32 = 20;
 
 /// Starts the holder of a lease for this process.
 pub(super) fn start(
@@ -141,13 +143,16 @@ fn renew(
     let mut told = 0;
     let mut notices = Vec::new();
     let third = Duration::from_millis(args.term_ms / 3);
+    let mut silence = Silence::new(args);
     // If the manager is away just now, the first answer is followed by a look.
     let _ = news.look(client);
     loop {
+        let asked = Instant::now();
         let mut said = client.begin(&path, &json!({ "news": told }));
         if said.is_ok() {
-            match wait(client.waits_on(), program, third + ANSWER) {
+            match silence.wait(client.waits_on(), program, third + ANSWER) {
                 Ended::Program => return Over::Program,
+                Ended::Nothing => said = client.give_up(),
                 Ended::Answer => {
                     said = client.finish::<Held>().and_then(|held| {
                         for notice in held.notices.iter().filter(|new| !is_known(&notices, new)) {
@@ -165,19 +170,92 @@ fn renew(
             }
         }
         match said {
-            Ok(()) => {}
+            Ok(()) => silence.ends(program, asked),
             Err(ClientError::Refused(PoolError::Conflict(_) | PoolError::Unknown(_))) => {
                 tell(program, &over(client, args.lease));
                 return Over::Lease;
             }
             // The lease is as long as it is; the manager may come back before that.
             Err(_) => {
-                if matches!(wait(None, program, RETRY), Ended::Program) {
+                if matches!(silence.wait(None, program, RETRY), Ended::Program) {
                     return Over::Program;
                 }
             }
         }
     }
+}
+
+/// The silence of a manager, of which the program is told before its boxes end its sessions.
+struct Silence {
+    lease: u64,
+    term: Duration,
+    /// The manager renews the lease by itself, up to its last answer.
+    is_kept: bool,
+    /// Time until which the lease surely lasts, but for `SOONER`: a request without an answer may
+    /// have renewed it, of which its boxes may not have heard.
+    lasts: Instant,
+    is_told: bool,
+}
+
+impl Silence {
+    fn new(args: &PoolHoldArgs) -> Silence {
+        let term = Duration::from_millis(args.term_ms);
+        Silence {
+            lease: args.lease,
+            term,
+            is_kept: args.keep,
+            lasts: Instant::now() + term - term / SOONER,
+            is_told: false,
+        }
+    }
+
+    /// Notes an answer to what was asked then.
+    fn ends(&mut self, program: BorrowedFd<'_>, asked: Instant) {
+        let renewed = if self.is_kept { Instant::now() } else { asked };
+        self.lasts = renewed + self.term - self.term / SOONER;
+        if std::mem::take(&mut self.is_told) {
+            let lease = self.lease;
+            tell(
+                program,
+                &format!("lease {lease} goes on: the manager answers again"),
+            );
+        }
+    }
+
+    /// Waits as [`wait`], and tells the program meanwhile when the lease may be over.
+    fn wait(
+        &mut self,
+        answer: Option<BorrowedFd<'_>>,
+        program: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Ended {
+        let end = Instant::now() + limit;
+        loop {
+            let now = Instant::now();
+            if !self.is_told && now >= self.lasts {
+                self.is_told = true;
+                tell(program, &unheard(self.lease, self.term));
+            }
+            let until = if self.is_told {
+                end
+            } else {
+                end.min(self.lasts)
+            };
+            match wait(answer, program, until.saturating_duration_since(now)) {
+                Ended::Nothing if Instant::now() < end => {}
+                ended => return ended,
+            }
+        }
+    }
+}
+
+/// Returns what there is to say of a lease whose manager is silent.
+fn unheard(lease: u64, term: Duration) -> String {
+    let seconds = (term / 3 + term / SOONER).as_secs() + 1;
+    format!(
+        "lease {lease} is over, or will be within {seconds} s, and its GPUs are gone then: the \
+         manager has not answered for its term"
+    )
 }
 
 /// Gives the GPUs back.
@@ -263,8 +341,10 @@ fn take_grants(client: &mut Client, args: &PoolHoldArgs) {
 
 enum Ended {
     Program,
-    /// An answer has come, or the time for it is over.
+    /// An answer has come.
     Answer,
+    /// The time for an answer is over.
+    Nothing,
 }
 
 /// Waits for the program's end.
@@ -278,8 +358,10 @@ fn wait(answer: Option<BorrowedFd<'_>>, program: BorrowedFd<'_>, limit: Duration
     fds.extend(answer.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let limit = Timespec::try_from(limit).ok();
     let _ = rustix::io::retry_on_intr(|| poll(&mut fds, limit.as_ref()));
-    match fds[0].revents().is_empty() {
-        true => Ended::Answer,
-        false => Ended::Program,
+    let has_come = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
+    match (has_come(fds.first()), has_come(fds.get(1))) {
+        (true, _) => Ended::Program,
+        (false, true) => Ended::Answer,
+        (false, false) => Ended::Nothing,
     }
 }
