@@ -37,6 +37,8 @@ mod backoff;
 mod call_table;
 mod callbacks;
 mod calls;
+#[cfg(not(test))]
+mod cancellation;
 mod context;
 mod done;
 mod emulate;
