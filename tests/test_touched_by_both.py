@@ -14,6 +14,9 @@ from harness import TEST_PROGRAMS, Server
 PROGRAM = TEST_PROGRAMS / "touched_by_both.py"
 HELD = TEST_PROGRAMS / "held_launches.py"
 POLLED = TEST_PROGRAMS / "polled_words.py"
+COPIES = TEST_PROGRAMS / "mirrored_copies.py"
+# Cases of mirrored_copies.py that memory which both sides share does not have.
+OF_MIRRORS = ["batched", "freed", "captured", "again", "last"]
 PAGE_BYTES = 4096
 # Memory of kernel_words.py.
 WORDS_BYTES = 64 * PAGE_BYTES
@@ -153,6 +156,35 @@ def test_launches_that_share_a_look_read_what_was_written_before_each(
     done = server.run(link, sys.executable, HELD, what, env={"OUTBOARD_STATS": str(stats)})
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
     assert json.loads(stats.read_text())["mirrors"]["held"] > 0
+
+
+@pytest.mark.smoke
+def test_the_bytes_of_a_copy_from_a_mirror_cross_once(server: Server, link: str, tmp_path: Path) -> None:
+    if link == "shm":
+        pytest.skip("shared memory has no mirror")
+    stats = tmp_path / "stats.json"
+    done = server.run(link, sys.executable, COPIES, "loader", env={"OUTBOARD_STATS": str(stats)})
+    sent, *rest = done.stdout.splitlines()
+    assert (rest, done.returncode) == (["right"], 0), done.stderr
+    assert 1 <= float(sent) <= 1.1
+    assert json.loads(stats.read_text())["mirrors"]["copied_bytes"] > 0
+
+
+@pytest.mark.parametrize("compare", ["", "1"])
+@pytest.mark.parametrize(
+    "what",
+    ["changed", "written", "brought", "kept", "late", "polled", "hidden", "duplex", "threads", *OF_MIRRORS],
+)
+def test_copies_from_a_mirror_are_right(server: Server, link: str, tmp_path: Path, what: str, compare: str) -> None:
+    if link == "shm" and what in OF_MIRRORS:
+        pytest.skip("shared memory has no mirror")
+    stats = tmp_path / "stats.json"
+    env = {"OUTBOARD_STATS": str(stats)} | ({"OUTBOARD_COMPARE": compare} if compare else {})
+    done = server.run(link, sys.executable, COPIES, what, env=env)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+    # Where another copy into the memory is under way, or it is read during the call, the program's bytes are sent.
+    if link == "tcp" and what not in ("brought", "batched", "last"):
+        assert json.loads(stats.read_text())["mirrors"]["copied_bytes"] > 0
 
 
 def test_launches_that_are_held_are_sent_though_no_call_follows(server: Server, link: str) -> None:

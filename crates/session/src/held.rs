@@ -8,8 +8,10 @@
 //! stream or by the host. So while the limit is reached:
 //!
 //! - A copy from the device is held, and a fence of its stream after it.
-//! - A copy to the device goes before those that are held, and a fence, if its stream is none of
-//!   theirs.
+//! - A copy to the device, or between what the server has, goes before those that are held, and a
+//!   fence, if its stream is none of theirs.
+//! - What the program changed in a mirror goes before them: it has no place in any stream's order,
+//!   and the bytes of a copy from the mirror come in this way.
 //! - Any other message, and every message after that, waits until none is held any more.
 //!
 //! Neither side of that can see an order: the legacy stream, which other streams wait for, is never
@@ -20,7 +22,7 @@ use std::collections::VecDeque;
 use outboard_wire::{
     Encode as _, Message as _, Op as _, Reader,
     frame::RequestHeader,
-    messages::{CopyIn, CopyOut, FenceStream},
+    messages::{Copy, CopyIn, CopyOut, FenceStream, HostWrite},
 };
 
 use super::limits;
@@ -88,7 +90,12 @@ impl Held {
             }
             // One more is pending then.
             (FenceStream::NUMBER, _) if waiting >= limits::WAITING_MAX => Turn::Barred,
-            (FenceStream::NUMBER | CopyIn::NUMBER, Some(stream)) if !is_held(stream) => Turn::Now,
+            (FenceStream::NUMBER | CopyIn::NUMBER | Copy::NUMBER, Some(stream))
+                if !is_held(stream) =>
+            {
+                Turn::Now
+            }
+            (HostWrite::NUMBER, _) => Turn::Now,
             _ => Turn::Barred,
         };
         // Without any that are held, the message itself waits for pending replies.
@@ -127,6 +134,11 @@ fn own_stream(op: u16, body: &Reader<'_>) -> Option<u64> {
             };
             // A longer message is no such one, and must not be held as if it were short.
             body.end().ok().map(|()| stream)?
+        }
+        Copy::NUMBER => {
+            let copy = Copy::decode(&mut body).ok()?;
+            body.end().ok().filter(|()| copy.sync == 0)?;
+            copy.stream
         }
         CopyIn::NUMBER => {
             // The data may be elsewhere.
@@ -174,6 +186,17 @@ mod tests {
         }
     }
 
+    fn copy_there(stream: u64, sync: u32) -> Copy {
+        let [dst, src, len] = [1, 2, 100];
+        Copy {
+            dst,
+            src,
+            len,
+            stream,
+            sync,
+        }
+    }
+
     fn fence(stream: u64) -> FenceStream {
         let (slot, value) = (0, 0);
         FenceStream {
@@ -191,12 +214,22 @@ mod tests {
         assert_eq!(turn_of(&mut held, &fence(3)), Turn::Held(3));
         assert_eq!(turn_of(&mut held, &fence(5)), Turn::Now);
         assert_eq!(turn_of(&mut held, &copy_in(5, 0)), Turn::Now);
+        let (va, data) = (1 << 20, [7; 8].as_slice());
+        let change = messages::HostWrite { va, data };
+        assert_eq!(turn_of(&mut held, &change), Turn::Now);
+        assert_eq!(turn_of(&mut held, &copy_there(5, 0)), Turn::Now);
         assert_eq!(turn_of(&mut held, &copy_out(5)), Turn::Held(5));
         assert!(held.may_receive());
         for (what, turn) in [
             (
                 "the stream of one that is held",
                 turn_of(&mut held, &copy_in(5, 0)),
+            ),
+            ("a copy there in it", turn_of(&mut held, &copy_there(3, 0))),
+            ("synchronous there", turn_of(&mut held, &copy_there(6, 1))),
+            (
+                "the null stream there",
+                turn_of(&mut held, &copy_there(0, 0)),
             ),
             ("synchronous", turn_of(&mut held, &copy_in(6, 1))),
             ("the null stream", turn_of(&mut held, &copy_in(0, 0))),

@@ -42,7 +42,9 @@ impl Soft {
 
     pub(super) fn copy(&mut self, cx: &mut Cx<'_>, m: &messages::Copy) -> Result<(), Failure> {
         self.submit(cx, m.stream, Op::Copy(Copy::line(m.dst, m.src, m.len)))?;
-        self.settle(self.stream(cx, m.stream)?, m.sync)
+        let stream = self.stream(cx, m.stream)?;
+        self.reads_host(stream, m.src);
+        self.settle(stream, m.sync)
     }
 
     pub(super) fn copy_in(

@@ -21,7 +21,7 @@ use outboard_budget::Charge;
 use outboard_device::{Cx, Failure, changed_words};
 use outboard_net::{Mapped, remote::Borrower};
 use outboard_pages::Tracker;
-use outboard_ptx::device::{Fence, Gpu};
+use outboard_ptx::device::{Fence, Gpu, StreamId};
 use outboard_wire::messages;
 
 use super::{
@@ -49,6 +49,8 @@ const ADDRESS_MIN: u64 = 64 << 10;
 #[derive(Default)]
 pub(super) struct HostMemory {
     regions: BTreeMap<u64, Region>,
+    /// Regions that the client has unmapped and that copies have yet to read.
+    read_from: Vec<(u64, Region)>,
     /// Regions that the client has unmapped, with fences for the work that ran then.
     leaving: Vec<(Fence, u64, Region)>,
     /// Parts that the client must be sent, whenever they were written.
@@ -72,11 +74,30 @@ struct Region {
     watched: BTreeMap<u64, Vec<u8>>,
     /// Shared with those who keep it mapped: adapters.
     lent: Arc<()>,
+    /// The end of the last copy from it in each stream, unless that is known to be reached.
+    reads: Vec<(StreamId, Fence)>,
 }
 
 impl Region {
     fn is_lent(&self) -> bool {
         Arc::strong_count(&self.lent) > 1
+    }
+
+    /// Notes a copy from it that is queued.
+    fn reads(&mut self, stream: StreamId, end: Fence) {
+        if let Some(last) = self.reads.iter_mut().find(|(of, _)| *of == stream) {
+            last.1 = end;
+            return;
+        }
+        self.is_read();
+        self.reads.push((stream, end));
+    }
+
+    /// Returns whether copies from it are still to be made.
+    fn is_read(&mut self) -> bool {
+        self.reads
+            .retain_mut(|(_, end)| matches!(end.ready(), Ok(false)));
+        !self.reads.is_empty()
     }
 }
 
@@ -117,10 +138,14 @@ impl HostMemory {
         let covers = |va: u64, region: &Region| va < end && va + region.bytes > start;
         let last = self.regions.range(..end).next_back();
         last.is_some_and(|(va, region)| covers(*va, region))
-            || self
-                .leaving
-                .iter()
-                .any(|(_, va, region)| covers(*va, region))
+            || self.unmapped().any(|(va, region)| covers(va, region))
+    }
+
+    /// Returns the regions that the client has unmapped and that may still be used.
+    fn unmapped(&self) -> impl Iterator<Item = (u64, &Region)> {
+        let read_from = self.read_from.iter().map(|(va, region)| (*va, region));
+        let leaving = self.leaving.iter().map(|(_, va, region)| (*va, region));
+        read_from.chain(leaving)
     }
 
     /// Returns true if adapters may write to memory that the client has a copy of.
@@ -159,8 +184,29 @@ impl HostMemory {
         }
     }
 
+    /// Hides a region that the client has unmapped from later work, once the copies from it that
+    /// are queued are made; its pages are unmapped when the work that runs then is done. Work that
+    /// only waits may wait for the client, which would hold up the next mapping there.
+    fn hide(&mut self, gpu: &Gpu, va: u64, mut region: Region) -> Result<(), Failure> {
+        if region.is_read() {
+            self.read_from.push((va, region));
+            return Ok(());
+        }
+        gpu.unregister_host(va).map_err(failure)?;
+        self.leaving.push((gpu.fence_running(), va, region));
+        Ok(())
+    }
+
     /// Unmaps regions that no work can use any more.
-    fn sweep(&mut self) {
+    fn sweep(&mut self, gpu: &Gpu) {
+        let is_free = |(_, region): &mut (u64, Region)| !region.is_read();
+        let free: Vec<_> = self.read_from.extract_if(.., is_free).collect();
+        for (va, region) in free {
+            // It was registered, and is not yet unregistered.
+            if gpu.unregister_host(va).is_ok() {
+                self.leaving.push((gpu.fence_running(), va, region));
+            }
+        }
         let is_done = |(fence, _, region): &mut (Fence, u64, Region)| {
             !region.is_lent() && !matches!(fence.ready(), Ok(false))
         };
@@ -171,16 +217,23 @@ impl HostMemory {
     }
 
     /// Waits until no leaving region lies on the same pages.
-    fn wait_for_room(&mut self, va: u64, bytes: u64) -> Result<(), Failure> {
+    fn wait_for_room(&mut self, gpu: &Gpu, va: u64, bytes: u64) -> Result<(), Failure> {
         let start = Instant::now();
+        let (first, end) = page_range(va, bytes);
+        let overlaps = |old: u64, region: &Region| {
+            let (old_first, old_end) = page_range(old, region.bytes);
+            old_first < end && old_end > first
+        };
         loop {
-            self.sweep();
-            let taken = self.leaving.iter().any(|(_, old, region)| {
-                let (first, end) = page_range(va, bytes);
-                let (old_first, old_end) = page_range(*old, region.bytes);
-                old_first < end && old_end > first
-            });
-            if !taken {
+            self.sweep(gpu);
+            // The client asks again: what the copy waits for may be one of its later messages.
+            if self.read_from.iter().any(|(old, r)| overlaps(*old, r)) {
+                return Err(Failure::new(
+                    CUresult::CUDA_ERROR_NOT_READY,
+                    format!("a copy has yet to read host memory that was freed at {va:#x}"),
+                ));
+            }
+            if !self.leaving.iter().any(|(_, old, r)| overlaps(*old, r)) {
                 return Ok(());
             }
             if start.elapsed() > Duration::from_millis(REUSE_MS_MAX) {
@@ -217,11 +270,14 @@ impl HostMemory {
         for (_, va, region) in std::mem::take(&mut self.leaving) {
             self.drop_region(va, &region);
         }
+        for (va, region) in std::mem::take(&mut self.read_from) {
+            self.drop_region(va, &region);
+        }
     }
 
     /// Reports the bytes of watched mirrors that changed since the client last knew them.
     pub(super) fn take_changes(&mut self, gpu: &Gpu, changed: &mut dyn FnMut(u64, &[u8])) {
-        self.sweep();
+        self.sweep(gpu);
         let mut now = Vec::new();
         let written = self.take_written();
         for region in self.regions.values_mut() {
@@ -315,7 +371,7 @@ impl Soft {
                 m.len, m.va
             )));
         }
-        self.host.wait_for_room(m.va, m.len)?;
+        self.host.wait_for_room(&self.gpu, m.va, m.len)?;
         let before = self.host.regions.range(..m.va + m.len).next_back();
         if before.is_some_and(|(va, region)| va + region.bytes > m.va) {
             return Err(Failure::new(
@@ -349,6 +405,7 @@ impl Soft {
                 charge,
                 watched: BTreeMap::new(),
                 lent: Arc::default(),
+                reads: Vec::new(),
             },
         )
     }
@@ -391,6 +448,7 @@ impl Soft {
             charge: Some(charge),
             watched: BTreeMap::new(),
             lent: Arc::default(),
+            reads: Vec::new(),
         };
         self.keep_region(va, region).map(|()| va)
     }
@@ -436,17 +494,22 @@ impl Soft {
         self.leave(m.va)
     }
 
-    /// Hides a region from later work; its pages are unmapped when the work that runs now is done.
-    /// Work that only waits may wait for the client, which would hold up the next mapping there.
     fn leave(&mut self, va: u64) -> Result<(), Failure> {
-        self.gpu.unregister_host(va).map_err(failure)?;
-        if let Some(region) = self.host.regions.remove(&va) {
-            self.host
-                .leaving
-                .push((self.gpu.fence_running(), va, region));
+        let left = match self.host.regions.remove(&va) {
+            Some(region) => self.host.hide(&self.gpu, va, region),
+            None => Ok(()),
+        };
+        self.host.sweep(&self.gpu);
+        left
+    }
+
+    /// Notes a copy that was just queued, if host memory is its source.
+    pub(super) fn reads_host(&mut self, stream: StreamId, src: u64) {
+        if let Ok((_, region)) = self.host.find(src, 1)
+            && let Some(end) = self.gpu.work_fence(stream)
+        {
+            region.reads(stream, end);
         }
-        self.host.sweep();
-        Ok(())
     }
 
     pub(super) fn host_write(

@@ -85,9 +85,11 @@ pub(crate) const WAIT_VALUE_FLAGS: u32 = 3 | 1 << 30;
 /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`
 pub(crate) const WRITE_VALUE_FLAGS: u32 = 1;
 
-/// Checks a word that a stream writes or waits for: its alignment and the flags.
+/// Checks a word that a stream writes or waits for: its alignment and the flags. A word that is
+/// written lets work go that may read what the program wrote to mirrors before.
 pub(crate) fn check_word(address: CUdeviceptr, bytes: u64, flags: u32, known: u32) -> Done {
     match address.is_multiple_of(bytes) && flags & !known == 0 {
+        true if known == WRITE_VALUE_FLAGS => driver()?.push_visible(),
         true => Ok(()),
         false => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }

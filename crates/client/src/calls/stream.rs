@@ -437,11 +437,13 @@ pub(crate) unsafe fn cuStreamBatchMemOp_v2(
     }
     // SAFETY: plain records without padding that matters.
     let bytes = unsafe { std::slice::from_raw_parts(ops.cast::<u8>(), size_of_val(records)) };
-    if records
-        .iter()
-        .any(|op| MEM_OPS_WAIT.contains(&op.operation))
-    {
+    let is_wait = |op: &_| MEM_OPS_WAIT.contains(op);
+    if records.iter().any(|op| is_wait(&op.operation)) {
         driver.follow_others(&stream);
+    }
+    // A word lets work go that may read what the program wrote to mirrors before.
+    if !records.iter().all(|op| is_wait(&op.operation)) {
+        driver.push_visible()?;
     }
     driver.keep_pace(&stream)?;
     driver.submit_to(

@@ -192,13 +192,18 @@ impl Driver {
         }
     }
 
+    /// Returns whether nobody else writes to mirrors, so that whole pages may be sent.
+    pub(super) fn is_alone(&self, open: &OpenMirrors) -> bool {
+        let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
+        self.session.progress.is_idle() && !are_lent && !open.are_several
+    }
+
     fn push_all(&self, open: &mut OpenMirrors, may_ask: bool) -> Result<(), CUresult> {
         let look = self.mirrors.looks.fetch_add(1, Ordering::AcqRel) + 1;
         // While kernels or adapters may be writing, only the words that the program itself changed
         // may be sent. A launch of another thread may be sent at any time after its own look.
         let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
-        let is_idle = self.session.progress.is_idle() && !are_lent;
-        let is_alone = is_idle && !open.are_several;
+        let is_alone = self.is_alone(open);
         if are_lent {
             self.submit(&messages::NetHold { held: 1 })?;
             open.is_holding = true;
@@ -232,6 +237,47 @@ impl Driver {
         pushed
     }
 
+    /// Sends the program's changes in these pages of a mirror, all of which are compared. No look
+    /// compares them again until they are written. Returns false if some cannot be read.
+    pub(super) fn push_whole(
+        &self,
+        open: &mut OpenMirrors,
+        range: &HostRange,
+        part: (u64, u64),
+        exact: bool,
+    ) -> Result<bool, CUresult> {
+        let (base, end) = range.run();
+        // A page that other memory has a part of keeps its mark.
+        let own = (
+            base.next_multiple_of(PAGE_BYTES),
+            end / PAGE_BYTES * PAGE_BYTES,
+        );
+        if let Some(own) = within(part, own) {
+            let mut written = Vec::new();
+            find_written_in(range, own, &mut written);
+            written.retain(|run| run.0 < own.0 || run.1 > own.1);
+            open.written.append(&mut written);
+        }
+        match within(part, range.run()) {
+            Some((from, to)) => self.push_read(range, from, to, exact, &mut open.reading),
+            None => Ok(true),
+        }
+    }
+
+    /// Sends the program's changes in a mirror that is about to be closed: work under way may wait
+    /// for one.
+    pub(super) fn push_last(&self, open: &mut OpenMirrors, range: &HostRange) {
+        find_written_in(range, range.pages(), &mut open.written);
+        let runs = match range.mirror.is_tracked.load(Ordering::Acquire) {
+            true => open.written.clone(),
+            false => vec![range.run()],
+        };
+        for (from, to) in runs.into_iter().filter_map(|run| within(run, range.run())) {
+            // No work is refused: what is lost with the session is lost anyway.
+            let _ = self.push_part(range, from, to, true, &mut open.reading);
+        }
+    }
+
     /// Sends what the program has changed in pages with the doorbells of queues, before anything
     /// else is looked for: whatever another thread wrote before a doorbell that is read here is
     /// found after it.
@@ -249,7 +295,7 @@ impl Driver {
         pushed
     }
 
-    /// Sends the program's changes in `[from, to)`.
+    /// Sends the program's changes in `[from, to)`, where that can be read.
     fn push_part(
         &self,
         range: &HostRange,
@@ -258,6 +304,19 @@ impl Driver {
         exact: bool,
         reading: &mut Reading,
     ) -> Result<(), CUresult> {
+        self.push_read(range, from, to, exact, reading).map(drop)
+    }
+
+    /// Sends the program's changes in `[from, to)`. Returns false if some of it cannot be read.
+    fn push_read(
+        &self,
+        range: &HostRange,
+        from: u64,
+        to: u64,
+        exact: bool,
+        reading: &mut Reading,
+    ) -> Result<bool, CUresult> {
+        let mut is_whole = true;
         reading.buffer.resize(PIECE_BYTES, 0);
         let figures = &self.mirrors.figures;
         let mut at = from;
@@ -288,12 +347,13 @@ impl Driver {
             at = match got == wanted {
                 true => piece_end,
                 false => {
+                    is_whole = false;
                     let is_tracked = range.mirror.is_tracked.load(Ordering::Acquire);
                     reading.pass(is_tracked, at + got as u64, to)
                 }
             };
         }
-        Ok(())
+        Ok(is_whole)
     }
 }
 
@@ -302,24 +362,26 @@ impl OpenMirrors {
     /// reports.
     fn find_written(&mut self, by_adapter: &mut Vec<(u64, u64)>) {
         self.written.append(by_adapter);
-        let Some(tracker) = tracker() else { return };
         for range in &self.ranges {
-            let mirror = &range.mirror;
-            if !mirror.is_tracked.load(Ordering::Acquire) {
-                continue;
-            }
-            let (start, end) = range.pages();
-            let written = &mut self.written;
-            if tracker
-                .take_written(start, end, &mut |from, to| written.push((from, to)))
-                .is_err()
-            {
-                // The program has mapped other memory there, or closed the library's descriptors.
-                written.push((start, end));
-                let again = tracker.watch(start, end).is_ok();
-                mirror.is_tracked.store(again, Ordering::Release);
-            }
+            find_written_in(range, range.pages(), &mut self.written);
         }
+    }
+}
+
+/// Adds the pages of a part of a mirror that the kernel reports as written since the last time, or
+/// all of the mirror if it cannot tell.
+fn find_written_in(range: &HostRange, part: (u64, u64), written: &mut Vec<(u64, u64)>) {
+    let mirror = &range.mirror;
+    let Some(tracker) = tracker().filter(|_| mirror.is_tracked.load(Ordering::Acquire)) else {
+        return;
+    };
+    let taken = tracker.take_written(part.0, part.1, &mut |from, to| written.push((from, to)));
+    if taken.is_err() {
+        // The program has mapped other memory there, or closed the library's descriptors.
+        let (start, end) = range.pages();
+        written.push((start, end));
+        let again = tracker.watch(start, end).is_ok();
+        mirror.is_tracked.store(again, Ordering::Release);
     }
 }
 

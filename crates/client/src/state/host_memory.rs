@@ -368,8 +368,13 @@ impl Driver {
     ) -> Result<(), CUresult> {
         // A refused question may leave its file at the server: there is one.
         let may_be_asked_again = || fd.is_none() && host_functions_pending();
+        let mut is_asked_again = false;
         beside_host_functions(may_be_asked_again, || {
             self.session.poll();
+            // The work that uses it may wait for the program's word.
+            if std::mem::replace(&mut is_asked_again, true) {
+                self.push_visible()?;
+            }
             let fd_tag = fd.map_or(Ok(0), |fd| self.session.send_fd(fd))?;
             let message = messages::HostMap {
                 va,

@@ -53,7 +53,7 @@ const OPENING_WAIT_MAX: Duration = Duration::from_secs(120);
 pub(crate) struct Mirrors {
     /// Locked shared from the moment a launch names memory until it is sent; exclusively while
     /// mirrors are closed.
-    naming: RwLock<()>,
+    pub(super) naming: RwLock<()>,
     /// Locked from a look for changes until they are sent, so that no later launch overtakes them.
     pub(super) open: Mutex<OpenMirrors>,
     /// Wakes the thread that sends launches which are held for too long.
@@ -98,6 +98,8 @@ pub(super) struct OpenMirrors {
 pub(super) struct Figures {
     pub(super) compared_bytes: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
+    /// Copies to the device that the server made from mirrors.
+    copied_bytes: AtomicU64,
     /// Messages with bytes that kernels wrote.
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
@@ -127,7 +129,7 @@ pub(super) fn tracker() -> Option<&'static Tracker> {
 
 impl Mirrors {
     /// Returns the names and values for `OUTBOARD_STATS`; `None` if there was no mirror.
-    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 9]> {
+    pub(crate) fn figures(&self) -> Option<[(&'static str, u64); 10]> {
         let of = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let figures = &self.figures;
         (of(&figures.opened) > 0).then(|| {
@@ -139,10 +141,18 @@ impl Mirrors {
                 ("held", of(&figures.held)),
                 ("compared_bytes", of(&figures.compared_bytes)),
                 ("sent_bytes", of(&figures.sent_bytes)),
+                ("copied_bytes", of(&figures.copied_bytes)),
                 ("received", of(&figures.received)),
                 ("received_bytes", of(&figures.received_bytes)),
             ]
         })
+    }
+
+    /// Counts a copy to the device that carries no bytes.
+    pub(super) fn copied(&self, bytes: u64) {
+        self.figures
+            .copied_bytes
+            .fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Counts a launch that is held back until a look.
@@ -315,7 +325,13 @@ impl Driver {
             let _ = self.look(&mut open, false);
         }
         match range.mirror.is_open() {
-            true => self.close_in(&mut open, range),
+            true => {
+                if !self.session.progress.is_idle() {
+                    open.is_looked_at_by_this_thread();
+                    self.push_last(&mut open, range);
+                }
+                self.close_in(&mut open, range)
+            }
             false => {
                 self.leave_copies_unordered(&range.mirror);
                 Ok(())

@@ -9,6 +9,7 @@ mod connect;
 pub(crate) mod context_storage;
 mod contexts;
 mod controls;
+mod copies_from_mirrors;
 mod device_memory;
 mod drivers;
 mod exchange;

@@ -266,6 +266,12 @@ impl Gpu {
         Ok(self.fence(Some(context), tasks))
     }
 
+    /// Returns a fence after a stream's work so far; `None` if the stream is captured.
+    pub fn work_fence(&self, stream: StreamId) -> Option<Fence> {
+        let (context, tasks) = self.shared.with(|s| s.stream_work(stream))?;
+        Some(self.fence(Some(context), tasks))
+    }
+
     /// Returns a fence after everything submitted to a context so far. Captures under way go on: a
     /// program's wait that they forbid is the client's to refuse.
     pub fn context_fence(&self, context: ContextId) -> Result<Fence, Error> {

@@ -404,12 +404,21 @@ impl State {
         }
         self.check_implicit(id)?;
         let stream = self.stream(id)?;
-        let context = stream.context;
-        let tasks = match stream.kind {
+        Ok((stream.context, self.work_of(stream)))
+    }
+
+    /// Returns the work of a stream, unless it is captured.
+    pub(super) fn stream_work(&self, id: StreamId) -> Option<(ContextId, Vec<TaskId>)> {
+        let stream = self.stream(id).ok()?;
+        let is_captured = stream.joined.is_some();
+        (!is_captured).then(|| (stream.context, self.work_of(stream)))
+    }
+
+    fn work_of(&self, stream: &Stream) -> Vec<TaskId> {
+        match stream.kind {
             StreamKind::Legacy => self.stream_deps(stream),
             _ => stream.last.into_iter().collect(),
-        };
-        Ok((context, tasks))
+        }
     }
 
     pub(super) fn event_fence(&mut self, id: EventId) -> Result<(ContextId, Vec<TaskId>), Error> {

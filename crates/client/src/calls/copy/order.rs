@@ -169,7 +169,13 @@ impl Driver {
                 self.copy_in_shared(dst, src as *const u8, bytes, stream, wait)
             }
             (MemoryKind::Device, MemoryKind::Pinned) => {
-                self.settle_pinned(src, stream, wait)?;
+                match self.is_mirrored(src) {
+                    false => self.settle_host(stream, wait)?,
+                    true if self.copy_from_mirror((dst, src, bytes as u64), stream)? => {
+                        return self.copied_in_order(stream, wait);
+                    }
+                    true => self.settle_stream(stream)?,
+                }
                 if self.copy_in_registered(dst, src as *const u8, bytes, stream, wait)? {
                     if !wait {
                         self.host_is_used(stream);
@@ -184,12 +190,7 @@ impl Driver {
             }
             (MemoryKind::Shared, MemoryKind::Device) => {
                 self.copy_here(dst, src, bytes as u64, stream)?;
-                if wait {
-                    self.synchronize_stream(stream)
-                } else {
-                    self.host_is_used(stream);
-                    Ok(())
-                }
+                self.copied_in_order(stream, wait)
             }
             (MemoryKind::Pinned, MemoryKind::Device) if !wait => {
                 self.push_before_wait()?;
@@ -204,6 +205,18 @@ impl Driver {
                 self.session.take_fault()
             }
             (_, _) => self.copy_in_host(kinds, (dst, src, bytes), stream, wait),
+        }
+    }
+
+    /// Waits for a copy that the server makes in the stream's order, or notes that it uses host
+    /// memory.
+    fn copied_in_order(&self, stream: &StreamRef, wait: bool) -> Done {
+        match wait {
+            true => self.synchronize_stream(stream),
+            false => {
+                self.host_is_used(stream);
+                Ok(())
+            }
         }
     }
 
