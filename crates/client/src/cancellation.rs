@@ -1,7 +1,7 @@
 //! Cancellation (`pthread_cancel`) of the program's threads: none is cancelled within a call, where
 //! it would keep a lock of the library, and glibc would end the program. The linker turns the
-//! library's calls of libc that are cancellation points into those below (`build.rs`), the standard
-//! library's too. System calls of rustix are no such points.
+//! library's calls of libc that are cancellation points, the standard library's too, into those
+//! below; `build.rs` reads their names here. System calls of rustix are no such points.
 
 use std::{
     arch::global_asm,
