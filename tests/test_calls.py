@@ -122,6 +122,11 @@ def test_memory_that_is_freed_under_a_copy_stays_until_it_has_come(server: Serve
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 
+def test_memory_that_threads_allocate_is_there_at_once(server: Server, link: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "allocates_in_threads.py", "3")
+    assert (done.stdout, done.returncode) == ("each piece has its own bytes\n", 0), done.stderr
+
+
 def test_physical_memory_needs_no_context(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "memory_without_context.py")
     assert done.returncode == 0, done.stdout + done.stderr

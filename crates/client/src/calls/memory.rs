@@ -18,8 +18,8 @@ impl Driver {
         // A small allocation may send nothing, so a lost context is noticed here.
         self.session.check()?;
         let allocate = || {
-            let confirms = self.welcome.confirms_memory;
-            let _confirming = confirms.then(|| self.confirming.lock());
+            // Another thread's allocation may be a part of the chunk, and be used at once.
+            let _mapping = self.mapping.lock();
             let allocated = self.memory.lock().allocate(
                 bytes,
                 context.handle,

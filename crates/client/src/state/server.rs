@@ -24,8 +24,9 @@ pub(crate) struct Server {
     pub(crate) devices: DeviceOrder,
     /// The window of addresses, and what is allocated in it.
     pub(crate) memory: Mutex<DeviceMemory>,
-    /// Held while an allocation is confirmed: until then no other may use a part of its chunk.
-    pub(crate) confirming: Mutex<()>,
+    /// Held from a new chunk's choice until its message is sent, and confirmed where the server
+    /// does: until then no other allocation may be a part of it.
+    pub(crate) mapping: Mutex<()>,
     /// The words in which the GPU reports the ends of waits; opened at the first wait.
     pub(super) board: OnceLock<Option<&'static Board>>,
     pub(crate) staging: Staging,
@@ -60,7 +61,7 @@ impl Server {
             welcome,
             devices,
             memory: Mutex::new(memory),
-            confirming: Mutex::default(),
+            mapping: Mutex::default(),
             board: OnceLock::new(),
             staging: Staging::default(),
             peer_address: None,

@@ -6,6 +6,7 @@
 mod copies;
 mod failures;
 mod launches;
+mod memory;
 mod mirrors;
 mod peer;
 mod waits;
