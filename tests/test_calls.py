@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -206,4 +207,21 @@ def test_failures_before_the_end_of_a_context_are_no_other_contexts(
 
 def test_what_fails_after_a_fault_fails_by_it(server: Server, link: str) -> None:
     done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", "event")
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("what", ["use", "reset"])
+def test_holders_of_a_primary_context_may_come_and_go_in_threads(
+    server: Server, link: str, tmp_path: Path, what: str
+) -> None:
+    program = tmp_path / "primary_holders"
+    flags = ["-O1", "-Wall", "-Werror", "-pthread"]
+    subprocess.run(["cc", *flags, "-o", program, TEST_PROGRAMS / "primary_holders.c"], check=True)
+    done = server.run(link, program, what, "100")
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("what", ["lost", "stored"])
+def test_a_primary_context_is_made_again(server: Server, link: str, what: str) -> None:
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "primary_ends.py", what)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

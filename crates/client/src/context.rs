@@ -26,6 +26,11 @@ pub(crate) struct Context {
     pub(crate) number: u64,
     /// Number of holders of a primary context, which is active while there are any.
     pub(crate) retained: AtomicU32,
+    /// Held while a holder comes or goes, until the message that makes or ends the context is sent.
+    /// Neither a function of the program nor a reply is waited for under it.
+    pub(crate) holders: Mutex<()>,
+    /// Held from the question whether there is the context until `created` and what was sent agree.
+    pub(crate) making: Mutex<()>,
     /// Whether the server has created it.
     pub(crate) created: AtomicBool,
     pub(crate) destroyed: AtomicBool,

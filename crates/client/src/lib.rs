@@ -24,7 +24,8 @@
 //! by functions that the upper layer hands in: what the server sends without a request
 //! (`session::Handler`), and the round trips that a call owes (`observe::optimise::settle_by`).
 //!
-//! Lock order: a `state/` table, then the frames kept by a batch, then `session.sender`, then
+//! Lock order: a primary context's `holders`, then a `state/` table, then a context's `making`,
+//! then the table of exposed memory, then the frames kept by a batch, then `session.sender`, then
 //! `session.waiters`. No other lock is taken with the receiver's.
 //!
 //! Nothing here may panic, abort or hang: the process belongs to the program.

@@ -8,6 +8,7 @@ use outboard_api::{
     enums::CU_FUNC_CACHE_PREFER_EQUAL,
 };
 use outboard_wire::messages;
+use parking_lot::MutexGuard;
 
 use super::{Done, In, Out};
 use crate::{
@@ -25,14 +26,21 @@ const API_VERSION: u32 = 3020;
 impl Driver {
     /// Has the server retain the primary context of a device, at its first use.
     pub(super) fn retain_on_server(&self, primary: &Context) -> Done {
-        if primary.created.swap(true, Ordering::AcqRel) {
+        if primary.created.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _making = primary.making.lock();
+        if primary.created.load(Ordering::Acquire) {
             return Ok(());
         }
         let message = messages::PrimaryContextRetain {
             context: primary.handle.0 as u64,
             device: self.devices.server(primary.device)?,
         };
-        self.submit_in(0, &message)
+        // Not sent while another context is lost: the next use tries again.
+        self.submit_in(0, &message)?;
+        primary.created.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Has the server create a context. Waits for its reply: a GPU without memory for a context
@@ -48,9 +56,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Destroys a context and everything in it.
+    /// Destroys a context and everything in it, except for what runtimes keep with it.
     fn destroy_context(&self, context: &Context) -> Done {
-        context_storage::destroy_storage(context.handle);
         context.asked_limits.lock().forget();
         self.contexts.forget_peer(context);
         self.captures.remove_context(context.handle);
@@ -65,6 +72,7 @@ impl Driver {
         if context.primary {
             chunks.extend(self.pools_reset(context.device));
         }
+        let _making = context.making.lock();
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
@@ -128,9 +136,12 @@ pub(crate) fn cuDevicePrimaryCtxRetain(context: Out<'_, CUcontext>, device: CUde
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
     context.check()?;
-    driver.retain_on_server(primary)?;
-    primary.revive();
-    primary.retained.fetch_add(1, Ordering::AcqRel);
+    {
+        let _holders = primary.holders.lock();
+        driver.retain_on_server(primary)?;
+        primary.revive();
+        primary.retained.fetch_add(1, Ordering::AcqRel);
+    }
     context.put(primary.handle)
 }
 
@@ -138,28 +149,38 @@ pub(crate) fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
-    match primary
-        .retained
-        .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1))
-    {
-        Ok(1) => {
-            driver.destroy_context(primary)?;
-            primary.end();
-            Ok(())
-        }
-        Ok(_) => Ok(()),
-        Err(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    let mut holders = primary.holders.lock();
+    let left = match primary.retained.load(Ordering::Acquire) {
+        0 => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+        count => count - 1,
+    };
+    primary.retained.store(left, Ordering::Release);
+    if left > 0 {
+        return Ok(());
     }
+    let kept = context_storage::take_storage(primary.handle);
+    if !kept.is_silent() {
+        // A runtime's function may wait for a thread that retains the context, which is then kept
+        // as it is.
+        MutexGuard::unlocked(&mut holders, || kept.destroy());
+        if primary.retained.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+    }
+    driver.destroy_context(primary)?;
+    primary.end();
+    Ok(())
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset_v2(device: CUdevice) -> Done {
     let driver = driver()?;
     driver.card(device)?;
     let primary = driver.contexts.primary(device)?;
-    let existed = primary.created.load(Ordering::Acquire);
+    context_storage::destroy_storage(primary.handle);
+    let _holders = primary.holders.lock();
     driver.destroy_context(primary)?;
     // Those who retained the context keep their handle: its next use finds a new context.
-    if existed && primary.retained.load(Ordering::Acquire) > 0 {
+    if primary.retained.load(Ordering::Acquire) > 0 {
         driver.retain_on_server(primary)?;
     }
     Ok(())
@@ -255,6 +276,7 @@ pub(crate) fn cuCtxDestroy_v2(context: CUcontext) -> Done {
     if context.primary {
         return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
     }
+    context_storage::destroy_storage(context.handle);
     driver.destroy_context(context)?;
     driver.contexts.remove(context.handle);
     if current_context() == Ok(context.handle) {

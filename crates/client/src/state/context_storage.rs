@@ -27,21 +27,35 @@ pub(crate) fn storage() -> &'static Mutex<FxHashMap<(usize, usize), Stored>> {
 
 /// Destroys the data that runtimes keep with a context that is gone.
 pub(crate) fn destroy_storage(context: CUcontext) {
-    let gone: Vec<(usize, Stored)> = {
-        let mut storage = storage().lock();
-        let keys: Vec<_> = storage
-            .keys()
-            .filter(|(c, _)| *c == context.0)
-            .copied()
-            .collect();
-        keys.into_iter()
-            .filter_map(|key| storage.remove(&key).map(|s| (key.1, s)))
-            .collect()
-    };
-    for (key, stored) in gone {
-        if let Some(destroy) = stored.destroy {
-            // SAFETY: the runtime registered this function for this purpose, with these arguments.
-            unsafe { destroy(context, key as *mut c_void, stored.value) };
+    take_storage(context).destroy();
+}
+
+/// Data of a context that is gone, with the functions that end it.
+#[must_use]
+pub(crate) struct Gone(Vec<(CUcontext, usize, Stored)>);
+
+/// Takes the data that runtimes keep with a context out of the table.
+pub(crate) fn take_storage(context: CUcontext) -> Gone {
+    let of_context = |(of, _): &(usize, usize), _: &mut Stored| *of == context.0;
+    let mut storage = storage().lock();
+    let gone = storage.extract_if(of_context);
+    Gone(gone.map(|((_, key), kept)| (context, key, kept)).collect())
+}
+
+impl Gone {
+    /// Returns whether no function has to be called.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.0.iter().all(|(_, _, kept)| kept.destroy.is_none())
+    }
+
+    /// Calls the functions: no lock may be held.
+    pub(crate) fn destroy(self) {
+        for (context, key, kept) in self.0 {
+            if let Some(destroy) = kept.destroy {
+                // SAFETY: the runtime registered this function for this purpose, with these
+                // arguments.
+                unsafe { destroy(context, key as *mut c_void, kept.value) };
+            }
         }
     }
 }

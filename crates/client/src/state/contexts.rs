@@ -241,6 +241,8 @@ fn make(
         api_version,
         number,
         retained: AtomicU32::new(0),
+        holders: Mutex::default(),
+        making: Mutex::default(),
         created: AtomicBool::new(false),
         destroyed: AtomicBool::new(false),
         peers: Mutex::default(),
