@@ -267,6 +267,7 @@ impl Driver {
     /// Sends the program's changes in a mirror that is about to be closed: work under way may wait
     /// for one.
     pub(super) fn push_last(&self, open: &mut OpenMirrors, range: &HostRange) {
+        open.written.append(&mut open.reading.take_unread());
         find_written_in(range, range.pages(), &mut open.written);
         let runs = match range.mirror.is_tracked.load(Ordering::Acquire) {
             true => open.written.clone(),
