@@ -196,10 +196,18 @@ def test_calls_that_are_declared_local_send_nothing(server: Server, tmp_path: Pa
 
 
 @pytest.mark.parametrize("level", ["or+sr+local", "sync"])
-@pytest.mark.parametrize("what", ["told", "untold", "other", "foreign"])
+@pytest.mark.parametrize("what", ["told", "untold", "other", "foreign", "nowhere", "many"])
 def test_failures_before_the_end_of_a_context_are_no_other_contexts(
     server: Server, link: str, what: str, level: str
 ) -> None:
+    env = {"OUTBOARD_OPTIMISE": level}
+    done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what, env=env)
+    assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("level", ["or+sr+local", "sync"])
+@pytest.mark.parametrize("what", ["apart", "frees", "function", "held", "keeps"])
+def test_a_lost_context_keeps_no_other_from_going_on(server: Server, link: str, what: str, level: str) -> None:
     env = {"OUTBOARD_OPTIMISE": level}
     done = server.run(link, sys.executable, TEST_PROGRAMS / "faults.py", what, env=env)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

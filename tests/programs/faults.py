@@ -2,17 +2,21 @@
 
 `told`: the program has learned of the fault before it resets the device. `untold`: it has not. `other`: it destroys the
 context, and goes on in another. `foreign`: while the fault is to come, it asks for the stream with another context
-current, and destroys the stream's. `event`: it uses an event that is made after the fault.
+current, and destroys the stream's; `nowhere`: with none current. `event`: it uses an event that is made after
+the fault. While a context is lost, others go on: `apart`: each tells its own errors, `frees`: what they free is free,
+`function`: their host functions end, `held`: their launches that are held back run. `keeps`: a lost context is lost
+until its own end. `many`: of many contexts that have failed and ended, no error is another's.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 
-from cuda import kernels, lib, must, primary_context
+from cuda import kernels, lib, made, must, primary_context
 
 PTX = b"""
 .version 7.0
@@ -35,6 +39,18 @@ again:
     st.global.u32 [%rd1], %r1;
     ret;
 }
+.visible .entry add(.param .u64 where, .param .u64 what)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<4>;
+    ld.param.u64 %rd1, [where];
+    ld.param.u64 %rd2, [what];
+    ld.global.u32 %r1, [%rd1];
+    ld.global.u32 %r2, [%rd2];
+    add.u32 %r3, %r1, %r2;
+    st.global.u32 [%rd1], %r3;
+    ret;
+}
 """
 WILD = 16
 BEHIND = 1000
@@ -42,7 +58,13 @@ ROUNDS = 3
 LATER_S = 0.02
 # Errors above the limit are told within a second.
 HELD_BACK_S = 1.2
-NOT_READY, ILLEGAL_ADDRESS = 600, 700
+SUCCESS, INVALID_VALUE, NOT_READY, ILLEGAL_ADDRESS = 0, 1, 600, 700
+# Pieces of their own, which a free gives back to the server.
+LARGE_BYTES = 64 << 20
+# So large that a look at it takes long, and launches are held back.
+MAPPED_BYTES, MAPPED = 64 << 20, 2
+NON_BLOCKING, UNKNOWN_ATTRIBUTE = 1, 9999
+CONTEXTS = 300
 
 
 def allocated() -> c_uint64:
@@ -122,18 +144,186 @@ def uses_an_event() -> None:
     assert status == ILLEGAL_ADDRESS, status
 
 
+def context() -> c_void_p:
+    must("cuInit", 0)
+    return made("cuCtxCreate_v2", 0, 0)
+
+
+def lost() -> c_void_p:
+    """Returns a context that is lost, and is current."""
+    faulty = context()
+    faults(behind=0)
+    assert lib.cuCtxSynchronize() == ILLEGAL_ADDRESS
+    return faulty
+
+
+def fails() -> None:
+    """Makes a call whose error comes later."""
+    lib.cuStreamSetAttribute(c_void_p(), UNKNOWN_ATTRIBUTE, (ctypes.c_ubyte * 64)())
+
+
+def waits_in(where: c_void_p) -> int:
+    must("cuCtxSetCurrent", where)
+    return int(lib.cuCtxSynchronize())
+
+
+def asks_from_nowhere() -> None:
+    for _ in range(ROUNDS):
+        other, faulty = context(), context()
+        stream = made("cuStreamCreate", NON_BLOCKING)
+        faults(behind=0, stream=stream, after_s=LATER_S)
+        while lib.cuCtxPopCurrent_v2(byref(c_void_p())) == SUCCESS:
+            pass
+        lib.cuStreamQuery(stream)
+        time.sleep(2 * LATER_S)
+        must("cuCtxDestroy_v2", faulty)
+        must("cuCtxSetCurrent", other)
+        works()
+        must("cuCtxDestroy_v2", other)
+
+
+def tells_each_its_own() -> None:
+    first, second, sound = context(), context(), context()
+    for where in (first, second):
+        must("cuCtxSetCurrent", where)
+        fails()
+    told = [waits_in(where) for where in (sound, first, second, first, second, sound)]
+    assert told == [SUCCESS, INVALID_VALUE, INVALID_VALUE, SUCCESS, SUCCESS, SUCCESS], told
+    lost()
+    must("cuCtxSetCurrent", first)
+    fails()
+    told = [waits_in(where) for where in (second, first, first)]
+    assert told == [SUCCESS, INVALID_VALUE, SUCCESS], told
+
+
+def frees_meanwhile() -> None:
+    sound = context()
+    for _ in range(ROUNDS):
+        must("cuCtxSetCurrent", sound)
+        memory = made("cuMemAlloc_v2", c_size_t(LARGE_BYTES))
+        stream, event = made("cuStreamCreate", NON_BLOCKING), made("cuEventCreate", 0)
+        faulty = lost()
+        assert lib.cuStreamCreate(byref(c_void_p()), 0) == ILLEGAL_ADDRESS
+        # Handles have their own context, whichever is current.
+        must("cuEventDestroy_v2", event)
+        must("cuStreamDestroy_v2", stream)
+        must("cuCtxSetCurrent", sound)
+        must("cuMemFree_v2", memory)
+        must("cuCtxDestroy_v2", faulty)
+        must("cuCtxSetCurrent", sound)
+        for _ in range(ROUNDS):
+            memory = made("cuMemAlloc_v2", c_size_t(LARGE_BYTES))
+            must("cuMemsetD8_v2", memory, 1, c_size_t(LARGE_BYTES))
+            must("cuCtxSynchronize")
+            must("cuMemFree_v2", memory)
+
+
+def ends_functions_meanwhile() -> None:
+    sound = context()
+    stream = made("cuStreamCreate", NON_BLOCKING)
+    ends, returned = threading.Event(), threading.Event()
+
+    def function(_: int) -> None:
+        ends.wait()
+        returned.set()
+
+    called = ctypes.CFUNCTYPE(None, c_void_p)(function)
+    must("cuLaunchHostFunc", stream, called, c_void_p())
+    lib.cuStreamQuery(stream)
+    faulty = lost()
+    ends.set()
+    returned.wait()
+    # The library learns a little later that it has returned.
+    time.sleep(LATER_S)
+    must("cuCtxDestroy_v2", faulty)
+    must("cuCtxSetCurrent", sound)
+    must("cuStreamSynchronize", stream)
+    works()
+
+
+def runs_what_is_held() -> None:
+    """Launches without a pause, while contexts of another thread fault and end."""
+    context()
+    _, add = kernels(PTX, "put", "add")
+    word, total = c_void_p(), allocated()
+    must("cuMemHostAlloc", byref(word), c_size_t(MAPPED_BYTES), MAPPED)
+    c_uint32.from_address(word.value or 0).value = 1
+    must("cuMemsetD8_v2", total, 0, c_size_t(4))
+    is_right = threading.Event()
+
+    def fault_often() -> None:
+        for _ in range(3 * ROUNDS):
+            faulty = context()
+            faults(behind=0, after_s=LATER_S)
+            assert lib.cuCtxSynchronize() == ILLEGAL_ADDRESS
+            time.sleep(LATER_S)
+            must("cuCtxDestroy_v2", faulty)
+        is_right.set()
+
+    thread = threading.Thread(target=fault_often)
+    thread.start()
+    launches, value = 0, c_uint32()
+    arguments = (c_void_p * 2)(ctypes.addressof(total), ctypes.addressof(word))
+    while thread.is_alive():
+        must("cuLaunchKernel", add, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+        launches += 1
+        if launches % 100 == 0:
+            must("cuCtxSynchronize")
+    must("cuMemcpyDtoH_v2", byref(value), total, c_size_t(4))
+    assert value.value == launches and is_right.is_set(), (value.value, launches)
+
+
+def stays_lost() -> None:
+    other = context()
+    must("cuCtxSetCurrent", context())
+    memory, stream, event = allocated(), made("cuStreamCreate", NON_BLOCKING), made("cuEventCreate", 0)
+    faults(behind=0)
+    assert lib.cuCtxSynchronize() == ILLEGAL_ADDRESS
+    must("cuCtxDestroy_v2", other)
+    told = {
+        lib.cuMemAlloc_v2(byref(c_uint64()), c_size_t(4)),
+        lib.cuStreamCreate(byref(c_void_p()), 0),
+        lib.cuMemsetD8_v2(memory, 1, c_size_t(4)),
+        lib.cuEventRecord(event, stream),
+        lib.cuEventSynchronize(event),
+        lib.cuStreamQuery(stream),
+        lib.cuStreamSynchronize(stream),
+        lib.cuMemFree_v2(memory),
+        lib.cuCtxSynchronize(),
+    }
+    assert told == {ILLEGAL_ADDRESS}, told
+
+
+def ends_many() -> None:
+    sound = context()
+    for faulty in [context() for _ in range(CONTEXTS)]:
+        must("cuCtxSetCurrent", faulty)
+        fails()
+        must("cuCtxDestroy_v2", faulty)
+    must("cuCtxSetCurrent", sound)
+    works()
+    time.sleep(HELD_BACK_S)
+    works()
+
+
+CASES = {
+    "told": lambda: resets(True),
+    "untold": lambda: resets(False),
+    "other": goes_on_in_another,
+    "foreign": asks_from_another,
+    "nowhere": asks_from_nowhere,
+    "event": uses_an_event,
+    "apart": tells_each_its_own,
+    "frees": frees_meanwhile,
+    "function": ends_functions_meanwhile,
+    "held": runs_what_is_held,
+    "keeps": stays_lost,
+    "many": ends_many,
+}
+
+
 def main() -> None:
-    match sys.argv[1]:
-        case "told":
-            resets(True)
-        case "untold":
-            resets(False)
-        case "other":
-            goes_on_in_another()
-        case "foreign":
-            asks_from_another()
-        case "event":
-            uses_an_event()
+    CASES[sys.argv[1]]()
     print("right")
 
 

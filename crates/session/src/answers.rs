@@ -101,7 +101,7 @@ pub(super) fn send_answers(
             (Ok(Some(data)), token) => reply_with_data(entry.op, token, data, outbox, stats)?,
             (Err(failure), 0) => {
                 stats.failed(entry.op);
-                outbox.fault(entry.op, entry.context(), &failure)?;
+                outbox.fault(entry.of, &failure)?;
             }
             (Err(failure), token) => {
                 stats.failed(entry.op);

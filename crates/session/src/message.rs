@@ -253,10 +253,10 @@ impl Session<'_> {
         start: Instant,
     ) -> Result<(), End> {
         self.settle_to(header, executed, start, None)?;
-        match header.op {
-            messages::ContextDestroy::NUMBER => Ok(self.outbox.ends_context()?),
-            _ => Ok(()),
+        if header.op == messages::ContextDestroy::NUMBER {
+            self.outbox.ends_context(header.context);
         }
+        Ok(())
     }
 
     /// Like [`settle`](Self::settle). The data of a reply may be a piece for another server.
@@ -279,7 +279,8 @@ impl Session<'_> {
                 };
                 let has_data = executed.reply_bytes.is_some();
                 let bytes = executed.reply_bytes.unwrap_or(0);
-                let mut entry = Waiting::new(op, token, queue, has_data, bytes, start, pending);
+                let of = self.outbox.origin(op, header.context);
+                let mut entry = Waiting::new(of, token, queue, has_data, bytes, start, pending);
                 entry.on_data_connection = header.data_connection == ON_DATA_CONNECTION;
                 entry.to = executed.to;
                 entry.source = executed.source;
@@ -303,7 +304,8 @@ impl Session<'_> {
         // never.
         self.send_printed(failure.status.is_sticky())?;
         if token == 0 {
-            self.outbox.fault(op, header.context, &failure)?;
+            let of = self.outbox.origin(op, header.context);
+            self.outbox.fault(of, &failure)?;
         } else {
             self.outbox.failure(token, &failure)?;
         }

@@ -18,7 +18,7 @@ use super::{
     aside::{Aside, Room},
     exposed::Source,
     limits, message_stats,
-    waiting::Waiting,
+    waiting::{Origin, Waiting},
 };
 
 /// Whether a long reply was sent by the adapter.
@@ -298,10 +298,19 @@ impl Outbox {
         }
     }
 
+    /// Returns the origin of the failures of a message that is executed now.
+    pub(super) fn origin(&self, op: u16, context: u64) -> Origin {
+        let ended = self.ended;
+        Origin { op, context, ended }
+    }
+
     /// Reports the failure of a message that has no reply.
-    pub(super) fn fault(&mut self, op: u16, context: u64, failure: &Failure) -> Result<(), Error> {
-        match self.faults.admit((op, context), failure, Instant::now()) {
-            true => self.send_fault((op, context), failure, 0),
+    pub(super) fn fault(&mut self, of: Origin, failure: &Failure) -> Result<(), Error> {
+        if self.faults.is_full_for(of) {
+            self.send_held_faults()?;
+        }
+        match self.faults.admit(of, failure, Instant::now()) {
+            true => self.send_fault(of, failure, 0),
             false => Ok(()),
         }
     }
@@ -322,12 +331,10 @@ impl Outbox {
         self.flush()
     }
 
-    /// Counts the end of a context. The failures of messages before it are told with the count
-    /// before.
-    pub(super) fn ends_context(&mut self) -> Result<(), Error> {
-        self.send_held_faults()?;
+    /// Counts the end of a context, whose failures concern nobody any more.
+    pub(super) fn ends_context(&mut self, context: u64) {
+        self.faults.forget(context);
         self.ended = self.ended.wrapping_add(1);
-        Ok(())
     }
 
     pub(super) fn send_held_faults_if_due(&mut self) -> Result<(), Error> {
@@ -371,12 +378,8 @@ impl Outbox {
         }
     }
 
-    fn send_fault(
-        &mut self,
-        (op, context): FailedCall,
-        failure: &Failure,
-        more: u64,
-    ) -> Result<(), Error> {
+    fn send_fault(&mut self, of: Origin, failure: &Failure, more: u64) -> Result<(), Error> {
+        let Origin { op, context, ended } = of;
         let mut message = failure.message.clone();
         if more > 0 {
             message.push_str(&format!(" (and {more} more failures shortly after)"));
@@ -386,7 +389,7 @@ impl Outbox {
             status: failure.status.0,
             sticky: u8::from(failure.status.is_sticky()),
             context,
-            ended: self.ended,
+            ended,
             message: cut(&message),
         };
         self.note(FaultNote::NUMBER, &note)
@@ -403,24 +406,27 @@ struct FaultBudget {
     held: Vec<HeldFault>,
 }
 
-/// Contexts whose first error above the limit is kept; those of further ones are counted.
-const HELD_MAX: usize = 16;
-
-/// Number and context of a message that failed.
-type FailedCall = (u16, u64);
+/// Contexts whose first error above the limit is kept. If more have one, all are sent at once.
+const HELD_MAX: usize = 64;
 
 /// The first fault above the limit, sent later.
 struct HeldFault {
-    of: FailedCall,
+    of: Origin,
     failure: Failure,
     more: u64,
 }
 
+impl HeldFault {
+    /// Returns whether a failure is of the same context, with the same end.
+    fn is_with(&self, of: Origin) -> bool {
+        (self.of.context, self.of.ended) == (of.context, of.ended)
+    }
+}
+
 impl FaultBudget {
     /// Returns whether to send the fault now; otherwise it is held, or counted.
-    fn admit(&mut self, of: FailedCall, failure: &Failure, now: Instant) -> bool {
-        let is_full = self.held.len() == HELD_MAX;
-        let same = self.held.iter_mut().find(|held| held.of.1 == of.1);
+    fn admit(&mut self, of: Origin, failure: &Failure, now: Instant) -> bool {
+        let same = self.held.iter_mut().find(|held| held.is_with(of));
         if let Some(held) = same {
             // A sticky error, the loss of the context, replaces a lesser one.
             if failure.status.is_sticky() && !held.failure.status.is_sticky() {
@@ -428,10 +434,6 @@ impl FaultBudget {
                 held.failure = failure.clone();
             }
             held.more += 1;
-            return false;
-        }
-        if is_full && let Some(last) = self.held.last_mut() {
-            last.more += 1;
             return false;
         }
         if !self.held.is_empty() {
@@ -450,7 +452,17 @@ impl FaultBudget {
         false
     }
 
-    fn hold(&mut self, of: FailedCall, failure: &Failure) {
+    /// Returns whether the failure is of a context for which there is no room.
+    fn is_full_for(&self, of: Origin) -> bool {
+        self.held.len() >= HELD_MAX && !self.held.iter().any(|held| held.is_with(of))
+    }
+
+    /// Drops what is held of a context that ends.
+    fn forget(&mut self, context: u64) {
+        self.held.retain(|held| held.of.context != context);
+    }
+
+    fn hold(&mut self, of: Origin, failure: &Failure) {
         self.held.push(HeldFault {
             of,
             failure: failure.clone(),
@@ -505,25 +517,35 @@ mod tests {
         let lost = Failure::new(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "lost");
         let now = Instant::now();
         let mut budget = FaultBudget::default();
+        let of = |op, context| Origin {
+            op,
+            context,
+            ended: 0,
+        };
         for _ in 0..limits::FAULTS_PER_SECOND_MAX {
-            assert!(budget.admit((1, 7), &wild, now));
+            assert!(budget.admit(of(1, 7), &wild, now));
         }
-        assert!(!budget.admit((1, 7), &wild, now));
-        assert!(!budget.admit((2, 7), &lost, now));
-        assert!(!budget.admit((1, 7), &wild, now));
-        assert!(!budget.admit((3, 8), &wild, now));
+        assert!(!budget.admit(of(1, 7), &wild, now));
+        assert!(!budget.admit(of(2, 7), &lost, now));
+        assert!(!budget.admit(of(1, 7), &wild, now));
+        assert!(!budget.admit(of(3, 8), &wild, now));
         let other = budget.held.pop().unwrap();
-        assert_eq!((other.of, other.more), ((3, 8), 0));
+        assert_eq!((other.of, other.more), (of(3, 8), 0));
         let held = budget.held.pop().unwrap();
-        assert_eq!((held.of, held.more), ((2, 7), 2));
+        assert_eq!((held.of, held.more), (of(2, 7), 2));
         assert_eq!(held.failure, lost);
-        assert!(!budget.admit((1, 7), &wild, now));
-        for context in 0..100 {
-            assert!(!budget.admit((3, context), &wild, now));
+        assert!(!budget.admit(of(1, 7), &wild, now));
+        for context in 0..HELD_MAX as u64 {
+            assert!(!budget.is_full_for(of(3, context)));
+            assert!(!budget.admit(of(3, context), &wild, now));
         }
         assert_eq!(budget.held.len(), HELD_MAX);
+        assert!(!budget.is_full_for(of(1, 7)) && budget.is_full_for(of(3, 1_000)));
+        budget.forget(7);
+        assert!(!budget.is_full_for(of(3, 1_000)));
+        assert!(budget.held.iter().all(|held| held.of.context != 7));
         budget.held.clear();
-        assert!(budget.admit((1, 7), &wild, now + Duration::from_secs(1)));
+        assert!(budget.admit(of(1, 7), &wild, now + Duration::from_secs(1)));
     }
 
     #[test]

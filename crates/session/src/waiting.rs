@@ -27,12 +27,23 @@ pub(super) trait TakesPieces: Send + Sync {
     fn give(&self, number: u64, entry: Waiting) -> Result<(), Failure>;
 }
 
+/// The message of a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) op: u16,
+    pub(super) context: u64,
+    /// Contexts that the client had ended before it.
+    pub(super) ended: u32,
+}
+
 /// A way to another server, and the number of the piece that goes there.
 pub(super) type ToPeer = (Arc<dyn TakesPieces>, u64);
 
 /// A message that was executed and has no reply yet.
 pub(super) struct Waiting {
     pub(super) op: u16,
+    /// The origin of its failure.
+    pub(super) of: Origin,
     pub(super) token: u32,
     pub(super) since: Instant,
     /// Its reply may go over a data connection.
@@ -74,16 +85,8 @@ pub(super) struct WaitingList {
 }
 
 impl Waiting {
-    /// Returns the context of the message; 0 if it waits for no stream.
-    pub(super) fn context(&self) -> u64 {
-        match self.queue {
-            Queue::Stream { context, .. } => context,
-            Queue::Own => 0,
-        }
-    }
-
     pub(super) fn new(
-        op: u16,
+        of: Origin,
         token: u32,
         queue: Queue,
         has_data: bool,
@@ -92,7 +95,8 @@ impl Waiting {
         pending: Pending,
     ) -> Waiting {
         Waiting {
-            op,
+            op: of.op,
+            of,
             token,
             since,
             on_data_connection: false,

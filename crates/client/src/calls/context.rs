@@ -37,7 +37,7 @@ impl Driver {
             context: primary.handle.0 as u64,
             device: self.devices.server(primary.device)?,
         };
-        // Not sent while another context is lost: the next use tries again.
+        // If it cannot be sent, the next use tries again.
         self.submit_in(0, &message)?;
         primary.created.store(true, Ordering::Release);
         Ok(())
@@ -76,16 +76,16 @@ impl Driver {
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        // A context lost to a GPU fault is lost on the server too: nothing can be sent to it. Its
-        // end clears the fault.
         let wire = context.handle.0 as u64;
+        let mut sent = Ok(());
         self.session.end_context(wire, || {
             for chunk in chunks {
-                self.session.send_at_end(|| self.unmap(wire, chunk))?;
+                // What is not freed now is freed with the context.
+                let _ = self.unmap(wire, chunk);
             }
-            let destroy = messages::ContextDestroy { context: wire };
-            self.session.send_at_end(|| self.submit_in(wire, &destroy))
-        })
+            sent = self.submit_in(wire, &messages::ContextDestroy { context: wire });
+        });
+        sent
     }
 
     /// Frees memory once all work of the current context is done, as a local GPU's driver does. An
@@ -127,7 +127,7 @@ impl Driver {
             self.pools_waited_for_context(context.handle, frees);
         }
         pushed?;
-        self.session.take_fault()
+        self.session.take_fault(|| context.handle.0 as u64)
     }
 }
 

@@ -12,7 +12,7 @@ use outboard_wire::messages;
 use super::{Done, Out, stream::Reached, stream_capture::check_captures_unsafe};
 use crate::{
     session::{Group, Numbered, Sink},
-    state::{Driver, Event, HandleKind, StreamRef, driver, wire_context},
+    state::{Driver, Event, HandleKind, StreamRef, driver},
     thread,
 };
 
@@ -31,7 +31,8 @@ pub(crate) fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> Done {
         event: handle,
         flags,
     };
-    driver.submit_resting(&thread::here(), Numbered::Work(None), &create, true)?;
+    let here = (&*thread::here(), context.handle.0 as u64);
+    driver.submit_resting(here, Numbered::Work(None), &create, true)?;
     if flags & CU_EVENT_INTERPROCESS != 0 {
         // Not every device has interprocess events.
         driver.settle()?;
@@ -47,7 +48,7 @@ pub(crate) fn cuEventDestroy_v2(event: CUevent) -> Done {
     let destroy = messages::EventDestroy {
         event: event.handle,
     };
-    driver.submit_resting_work(Numbered::Work(None), &destroy)
+    driver.submit_resting_work(event.wire_context(), Numbered::Work(None), &destroy)
 }
 
 pub(crate) fn cuEventRecord(event: CUevent, stream: CUstream) -> Done {
@@ -82,7 +83,7 @@ pub(crate) fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u3
     // Only the time at which an event is recorded shows before the program asks about it.
     let rests = event.flags & CU_EVENT_DISABLE_TIMING != 0;
     let number = driver.submit_resting(
-        &thread::here(),
+        (&thread::here(), stream.context()),
         stream.work(),
         &messages::EventRecord {
             event: event.handle,
@@ -112,8 +113,8 @@ impl Driver {
         let fence = messages::FenceEvent {
             event: event.handle,
         };
-        self.session
-            .ask(wire_context(), &fence, &group, Sink::Group)?;
+        let context = event.wire_context();
+        self.session.ask(context, &fence, &group, Sink::Group)?;
         Ok(group)
     }
 
@@ -168,7 +169,7 @@ impl Driver {
             self.session.wait(&group)?;
             event.reached(record);
         }
-        self.session.take_fault()
+        self.session.take_fault(|| event.wire_context())
     }
 }
 
@@ -196,7 +197,8 @@ pub(crate) fn cuEventElapsedTime(milliseconds: Out<'_, f32>, start: CUevent, end
             CUresult::CUDA_ERROR_INVALID_HANDLE
         });
     }
-    let elapsed = driver.call(
+    let elapsed = driver.session.call(
+        start.wire_context(),
         &messages::EventElapsed {
             start: start.handle,
             end: end.handle,

@@ -25,9 +25,10 @@ impl Driver {
         match AWAITED {
             true => {
                 let is_legacy = matches!(stream, StreamRef::Legacy(_));
-                self.submit_awaited(thread, (stream.work(), is_legacy), message, false)
+                let here = (thread, stream.context());
+                self.submit_awaited(here, (stream.work(), is_legacy), message, false)
             }
-            false => self.submit_as(thread, stream.work(), message).map(drop),
+            false => self.submit_to_from(thread, stream, message).map(drop),
         }
     }
 
@@ -35,14 +36,16 @@ impl Driver {
     #[inline(always)]
     pub(super) fn submit_resting_work<'a, M: Op<'a>>(
         &self,
+        context: u64,
         numbered: Numbered<'_>,
         message: &M,
     ) -> Done {
         let thread = thread::here();
         if self.session.progress.is_wait_due() {
-            return self.submit_awaited(&thread, (numbered, false), message, true);
+            let here = (&*thread, context);
+            return self.submit_awaited(here, (numbered, false), message, true);
         }
-        self.submit_resting(&thread, numbered, message, true)
+        self.submit_resting((&thread, context), numbered, message, true)
             .map(drop)
     }
 
@@ -50,22 +53,22 @@ impl Driver {
     #[inline(never)]
     fn submit_awaited<'a, M: Op<'a>>(
         &self,
-        thread: &thread::Local,
+        here: (&thread::Local, u64),
         (numbered, is_legacy): (Numbered<'_>, bool),
         message: &M,
         rests: bool,
     ) -> Done {
         let is_expected = self.session.progress.take_expected();
-        let awaited = self.foresight.expected(thread).filter(|_| is_expected);
+        let awaited = self.foresight.expected(here.0).filter(|_| is_expected);
         let awaited = awaited.filter(|awaited| self.may_ask_early(awaited, is_legacy));
         // A capture that begins now reaches the server after the fence.
         let held = awaited.map(|awaited| (self.streams.hold(), awaited));
         let Some((held, awaited)) = held.filter(|(_, awaited)| self.is_there(awaited)) else {
             return self
-                .submit_resting(thread, numbered, message, rests)
+                .submit_resting(here, numbered, message, rests)
                 .map(drop);
         };
-        let number = self.submit_resting(thread, numbered, message, true)?;
+        let number = self.submit_resting(here, numbered, message, true)?;
         match self.ask_fence(awaited) {
             Ok(group) => self.foresight.asked(awaited, number, group),
             // The wait will tell why; the work has yet to leave.

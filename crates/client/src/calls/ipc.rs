@@ -54,7 +54,7 @@ impl Driver {
     /// it.
     pub(crate) fn settle(&self) -> Done {
         self.call(&messages::Ping {}, |_| ())?;
-        self.session.take_fault()
+        self.session.take_fault(wire_context)
     }
 
     fn open_foreign(&self, block: &ForeignBlock) -> Result<Opened, CUresult> {

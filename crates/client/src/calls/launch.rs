@@ -20,7 +20,7 @@ use crate::{
     observe::conditions,
     state::{
         Contexts, Driver, HeldLaunch, HostMemory, Kernel, StreamRef, driver, pop_context,
-        push_context, wire_context,
+        push_context,
     },
     thread,
 };
@@ -270,7 +270,7 @@ impl Driver {
         let kernel = arguments.kernel;
         let _named = self.open_named_in(&params, || stream.is_capturing())?;
         let held = || HeldLaunch {
-            context: wire_context(),
+            context: stream.context(),
             stream: stream.clone(),
             kernel: kernel.wire,
             grid: shape.grid,

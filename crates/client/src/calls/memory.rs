@@ -10,7 +10,11 @@ use outboard_api::{
 use outboard_wire::messages;
 
 use super::{Done, Out, copy::MemoryKind};
-use crate::state::{AllocationKind, Chunk, Driver, driver, wire_context};
+use crate::{
+    observe::stats,
+    session::Numbered,
+    state::{AllocationKind, Chunk, Driver, driver, wire_context},
+};
 
 impl Driver {
     pub(crate) fn allocate(&self, bytes: u64, kind: AllocationKind) -> Result<u64, CUresult> {
@@ -55,7 +59,12 @@ impl Driver {
     pub(crate) fn unmap(&self, context: u64, chunk: Chunk) -> Done {
         let (va, len) = (chunk.base, chunk.bytes);
         let unmap = messages::MemUnmap { va, len };
-        self.conceal(va, len, || self.submit_quietly(context, &unmap))
+        let numbered = Numbered::Quietly(None);
+        self.session.check_in(0)?;
+        stats::sent();
+        // Sent though the context may have been lost just now: its memory is free here.
+        self.conceal(va, len, || self.session.submit(numbered, context, &unmap))
+            .map(drop)
     }
 
     pub(crate) fn release(&self, base: u64) -> Done {
@@ -72,6 +81,8 @@ impl Driver {
         // The lock is held until the message is sent, so that memory is unmapped before its
         // addresses are reused.
         let mut memory = self.memory.lock();
+        let owner = || memory.find(base).map_or(0, |found| found.context.0 as u64);
+        self.session.check_of(owner)?;
         let (allocation, chunk) = memory.free_if(is_of, base, self.session.progress.mark())?;
         match chunk {
             Some(chunk) => self.unmap(allocation.context.0 as u64, chunk),

@@ -24,7 +24,7 @@ use crate::{
     session::{Group, Sink},
     state::{
         Awaited, Driver, Event, HandleKind, HostCall, StreamRef, current_context, driver,
-        host_functions, wire_context,
+        host_functions,
     },
     thread,
 };
@@ -53,30 +53,31 @@ impl Driver {
         // Before the mark: what used the memory that is free by then is waited for.
         let frees = self.pools_mark();
         let done = Reached::of(self, stream);
+        let take_fault = || self.session.take_fault(|| done.context);
         if done.is_known(self) {
-            return self.session.take_fault();
+            return take_fault();
         }
         // A kernel may be waiting for a word that the program has written since.
         self.push_before_wait()?;
         if self.settle_taken(stream, &done)? {
-            return self.session.take_fault();
+            return take_fault();
         }
         match last_brought(stream, &done) {
             Some(copy) => {
                 let waited = self.session.wait(&copy);
                 // The copy's error is the session's, too: it is told once.
-                self.session.take_fault()?;
+                take_fault()?;
                 waited?;
             }
             None => {
-                let awaited = Awaited::here(wire_context(), Some(stream.wire()));
+                let awaited = Awaited::here(done.context, Some(stream.wire()));
                 let group = self.fence_for(awaited, done.mark)?;
                 self.session.wait(&group)?;
             }
         }
         done.learn();
         self.pools_waited_for_stream(stream, frees);
-        self.session.take_fault()
+        take_fault()
     }
 
     /// Replaces a wait by a message if a stream's last work was copies to the device whose bytes
@@ -91,7 +92,7 @@ impl Driver {
         let message = messages::CopySettled {
             stream: stream.wire(),
         };
-        let number = self.submit_as(&thread::here(), stream.work(), &message)?;
+        let number = self.submit_to_from(&thread::here(), stream, &message)?;
         // Work that another thread sent in between is not covered.
         let covered = if number == mark + 1 { number } else { mark };
         stream.progress().complete(covered);
@@ -115,7 +116,7 @@ impl Driver {
     /// Sends a fence after the work sent to a stream. It has a word of the board if the GPU can
     /// write one.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) -> Result<Arc<Group>, CUresult> {
-        self.fence_in(wire_context(), stream)
+        self.fence_in(stream.context(), stream)
     }
 
     /// Sends a fence to a stream of another context.
@@ -144,7 +145,7 @@ impl Driver {
         fence: impl FnOnce() -> Result<Arc<Group>, CUresult>,
     ) -> Done {
         if point.is_known(self) {
-            return self.session.take_fault();
+            return self.session.take_fault(|| point.context);
         }
         self.push_before_wait()?;
         let mut asked = asked.lock();
@@ -155,7 +156,8 @@ impl Driver {
                 *asked = Some((point.mark, fence()?));
                 // The reply to the fence precedes the reply to this ping, so that even the first
                 // answer is up to date.
-                self.call(&messages::Ping {}, |_| ())?;
+                self.session
+                    .call(point.context, &messages::Ping {}, |_| ())?;
             }
         }
         match &*asked {
@@ -164,7 +166,7 @@ impl Driver {
                 *asked = None;
                 result?;
                 point.learn();
-                self.session.take_fault()
+                self.session.take_fault(|| point.context)
             }
             _ => Err(CUresult::CUDA_ERROR_NOT_READY),
         }
@@ -183,6 +185,8 @@ pub(crate) struct Reached<'p> {
     /// The marks up to this one are known to be reached.
     known: &'p AtomicU64,
     mark: u64,
+    /// The context of the stream or event, as in messages.
+    context: u64,
     is_legacy: bool,
 }
 
@@ -198,6 +202,7 @@ impl<'p> Reached<'p> {
         Reached {
             known: own.done(),
             mark: sent.mark(),
+            context: stream.context(),
             is_legacy,
         }
     }
@@ -207,6 +212,7 @@ impl<'p> Reached<'p> {
         Reached {
             known: event.records.reached(),
             mark: event.records.made(),
+            context: event.wire_context(),
             is_legacy: false,
         }
     }
@@ -247,7 +253,8 @@ pub(crate) fn cuStreamDestroy_v2(stream: CUstream) -> Done {
         StreamRef::Own(own) => {
             driver.leave_capture(&StreamRef::Own(own.clone()));
             driver.streams.remove(own);
-            driver.submit(&messages::StreamDestroy { stream: own.handle })
+            let destroy = messages::StreamDestroy { stream: own.handle };
+            driver.submit_in(own.context.0 as u64, &destroy)
         }
     }
 }
@@ -285,6 +292,7 @@ pub(crate) fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) ->
     driver.join_capture(&stream, &event, flags & CU_EVENT_WAIT_EXTERNAL != 0)?;
     driver.keep_pace(&stream)?;
     driver.submit_resting_work(
+        stream.context(),
         stream.work(),
         &messages::StreamWaitEvent {
             stream: stream.wire(),
@@ -349,7 +357,8 @@ pub(crate) unsafe fn cuStreamGetAttribute(
     if value.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.call(
+    driver.session.call(
+        stream.context(),
         &messages::StreamGetAttribute {
             stream: stream.wire(),
             attribute,
@@ -374,11 +383,12 @@ pub(crate) unsafe fn cuStreamSetAttribute(
     }
     // SAFETY: a CUstreamAttrValue of the caller's, checked above.
     let value = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), STREAM_ATTRIBUTE_BYTES) };
-    driver.submit(&messages::StreamSetAttribute {
+    let set = messages::StreamSetAttribute {
         stream: stream.wire(),
         attribute,
         value,
-    })
+    };
+    driver.submit_in(stream.context(), &set)
 }
 
 pub(crate) fn cuStreamCopyAttributes(dst: CUstream, src: CUstream) -> Done {

@@ -110,7 +110,7 @@ impl Driver {
             into.is_some(),
             into.unwrap_or_else(|| (self.mint_graph(), Dependencies::default())),
         );
-        self.settle_staging()?;
+        self.settle_staging();
         let capture = self.captures.begin(Beginning {
             origin: own.handle,
             context: own.context,
@@ -146,7 +146,7 @@ impl Driver {
         self.forget_capture(capture);
         // Errors of captured calls have arrived from the server by now: they belong to this
         // capture.
-        let faults = self.session.take_fault();
+        let faults = self.session.take_fault(crate::state::wire_context);
         let result = match (ended, faults) {
             (Ok(produced), Ok(())) if !capture.is_spoiled() => return Ok(produced),
             (_, Err(fault)) => Err(fault),

@@ -124,9 +124,10 @@ impl Session {
         Ok(number)
     }
 
-    /// Sends a message of the library's own, which belongs to no call of the program, at once.
+    /// Sends a message of the library's own, which belongs to no call of the program and to no
+    /// context, at once.
     pub(crate) fn tell<'a, M: Op<'a>>(&self, message: &M) -> Result<(), CUresult> {
-        self.check()?;
+        self.check_in(0)?;
         self.send_batch()?;
         self.send(0, Numbered::No, 0, message).map(drop)
     }

@@ -427,7 +427,7 @@ impl Session {
         Some(delivered.map(|()| true))
     }
 
-    pub(super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 

@@ -1,25 +1,27 @@
-//! Errors of messages that have no reply, until the program is told: the first of each context, and
-//! the loss of a context, which stays. What failed in a context that has ended since concerns
+//! Errors of messages that have no reply, until the program is told: of each context the first, and
+//! its loss, which stays until its end. What failed in a context that has ended since concerns
 //! nobody.
+//!
+//! A context that was made by the program has its handle alone; a primary one has the same handle
+//! again after its end. So a message is of the context that had its handle when it was sent: of
+//! that one all errors are dropped whose messages came before its last end. Both sides count the
+//! ends of contexts, the server as the messages come, this side once the message is sent: what is
+//! sent with the new count is after the end for the server, too.
 
-use std::{collections::HashMap, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use outboard_api::CUresult;
 use outboard_wire::frame::context_and_call;
+use rustc_hash::FxHashMap;
 
 use super::Session;
+use crate::thread;
 
-/// Contexts that have ended and are remembered: an error of one comes a second late at most.
-const ENDS_MAX: usize = 256;
-
-/// Contexts with an error that is kept.
-const FIRST_MAX: usize = 16;
-
-/// The message of an error: the context that was current, and the number of contexts that had ended
-/// before it.
+/// The message of an error: its context, and the number of contexts that had ended before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    context: u64,
+    /// 0 for a message of no context.
+    pub(super) context: u64,
     ended: u32,
 }
 
@@ -41,14 +43,18 @@ impl Origin {
     }
 }
 
-/// The errors that wait to be told, and the ends of contexts.
+/// The errors that wait to be told, and the ends of contexts. Each table has at most one entry for
+/// each context that the program has made.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// The first error of each context, in the order in which they came.
-    first: Vec<(CUresult, Origin)>,
-    /// For a context the number of contexts that had ended after its last end. A primary context
-    /// has the same handle again.
-    ends: HashMap<u64, u32>,
+    /// The first error of each context.
+    first: FxHashMap<u64, CUresult>,
+    /// The errors by which contexts are lost.
+    lost: FxHashMap<u64, CUresult>,
+    /// For a context the number of contexts that had ended after its last end.
+    ends: FxHashMap<u64, u32>,
+    /// The context that is being ended, or 0: what ends it is sent though it is lost.
+    ending: u64,
 }
 
 impl Faults {
@@ -58,38 +64,51 @@ impl Faults {
         end.is_some_and(|end| of.is_before(*end))
     }
 
-    fn add(&mut self, status: CUresult, of: Origin) {
-        let is_first = self.first.iter().all(|(_, o)| o.context != of.context);
-        if is_first && self.first.len() < FIRST_MAX {
-            self.first.push((status, of));
+    /// Returns whether it is the one that loses its context.
+    fn add(&mut self, status: CUresult, of: Origin) -> bool {
+        if self.is_over(of) {
+            return false;
         }
+        // Of a message of no context it is not known which one is lost.
+        if status.is_sticky() && of.context != 0 {
+            return self.lost.insert(of.context, status).is_none();
+        }
+        self.first.entry(of.context).or_insert(status);
+        false
     }
 
     fn end(&mut self, context: u64, ended: u32) {
         self.ends.insert(context, ended);
-        if self.ends.len() > ENDS_MAX {
-            self.ends
-                .retain(|_, end| ended.wrapping_sub(*end) < ENDS_MAX as u32 / 2);
-        }
-        self.first.retain(|(_, of)| of.context != context);
+        self.first.remove(&context);
+        self.lost.remove(&context);
+        self.ending = 0;
     }
 }
 
 impl Session {
-    /// Returns and clears the deferred error; one that lost the context stays.
-    pub(crate) fn take_fault(&self) -> Result<(), CUresult> {
-        match self.lost_context.load(Ordering::Acquire) {
-            0 => {}
-            sticky => return Err(CUresult(sticky)),
+    /// Returns and clears the error that a wait in this context tells: its own, that of the
+    /// calling thread's current context, or one of no context. The loss of the context stays.
+    #[inline]
+    pub(crate) fn take_fault(&self, context: impl FnOnce() -> u64) -> Result<(), CUresult> {
+        match self.faulted.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => self.take_fault_of(context()),
         }
-        if !self.faulted.load(Ordering::Acquire) {
-            return Ok(());
-        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_fault_of(&self, context: u64) -> Result<(), CUresult> {
         let mut faults = self.faults.lock();
-        self.faulted.store(false, Ordering::Release);
-        let first = faults.first.first().copied();
-        faults.first.clear();
-        first.map_or(Ok(()), |(status, _)| Err(status))
+        if let Some(status) = faults.lost.get(&context) {
+            return Err(*status);
+        }
+        let first = &mut faults.first;
+        let own = first.remove(&context);
+        let told = own.or_else(|| first.remove(&current_context()));
+        let told = told.or_else(|| first.remove(&0));
+        self.note_faults(&faults);
+        told.map_or(Ok(()), Err)
     }
 
     /// Returns whether an error of a message without a reply waits to be told.
@@ -97,84 +116,100 @@ impl Session {
         self.faulted.load(Ordering::Acquire)
     }
 
-    fn ended(&self) -> u32 {
-        self.ended.load(Ordering::Relaxed)
+    /// Fails where every call must: the server is gone, or the calling thread's context is lost.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), CUresult> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        match self.has_lost.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => self.check_current(),
+        }
     }
 
-    /// Returns the origin of a request that is made now. What ends a context is before its end.
-    pub(super) fn origin(&self, context: u64) -> Origin {
-        let of = Origin::of(context, self.ended());
-        let is_end = of.context != 0 && of.context == self.ends_now.load(Ordering::Relaxed);
-        Origin {
-            ended: of.ended.wrapping_sub(u32::from(is_end)),
-            ..of
+    /// Does [`check`](Self::check) for a message of this context.
+    #[inline]
+    pub(crate) fn check_in(&self, context: u64) -> Result<(), CUresult> {
+        self.check_of(|| context)
+    }
+
+    /// Does [`check`](Self::check) for a context that is looked for if any is lost.
+    #[inline]
+    pub(crate) fn check_of(&self, context: impl FnOnce() -> u64) -> Result<(), CUresult> {
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
         }
+        match self.has_lost.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => self.check_lost(context()),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_current(&self) -> Result<(), CUresult> {
+        self.check_lost(current_context())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_lost(&self, context: u64) -> Result<(), CUresult> {
+        let (context, _) = context_and_call(context);
+        let faults = self.faults.lock();
+        match faults.lost.get(&context) {
+            Some(status) if faults.ending != context => Err(*status),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the origin of a request that is made now, before it is sent.
+    pub(super) fn origin(&self, context: u64) -> Origin {
+        // With the count after an end, the request is sent after what made the end.
+        Origin::of(context, self.ended.load(Ordering::Acquire))
     }
 
     /// Records the error of a message without a reply; that of a context which has ended since is
     /// dropped. Returns whether it is the one that loses the context.
     pub(crate) fn set_fault(&self, status: CUresult, of: Origin) -> bool {
         let mut faults = self.faults.lock();
-        if !status.is_sticky() {
-            if !faults.is_over(of) {
-                faults.add(status, of);
-                self.faulted.store(true, Ordering::Release);
-            }
-            return false;
-        }
-        // What faulted may be of another context than the one that was current. The loss of a
-        // context that there is will be told again, by each later call.
-        if of.context != 0 && of.is_before(self.ended()) {
-            return false;
-        }
-        self.lost_context
-            .compare_exchange(0, status.0, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        let is_loss = faults.add(status, of);
+        self.note_faults(&faults);
+        is_loss
     }
 
-    /// Ends a context by the messages that `send` sends; one context after the other, so that the
-    /// server counts as the client does. Drops the context's errors, and those of its messages that
-    /// are still to come.
-    pub(crate) fn end_context(
-        &self,
-        context: u64,
-        send: impl FnOnce() -> Result<(), CUresult>,
-    ) -> Result<(), CUresult> {
+    /// Records that a launch of this context, which has returned, will not run.
+    pub(crate) fn set_fault_in(&self, context: u64, status: CUresult) {
+        self.set_fault(status, self.origin(context));
+    }
+
+    /// Ends a context by the messages that `send` sends, the last of which makes the end; one
+    /// context after the other, so that the server counts as the client does. Drops the context's
+    /// errors, and those of its messages that are still to come.
+    pub(crate) fn end_context(&self, context: u64, send: impl FnOnce()) {
         let _ending = self.ending.lock();
-        self.ends_now.store(context, Ordering::Relaxed);
-        self.count_end(context);
-        let sent = send();
-        self.ends_now.store(0, Ordering::Relaxed);
-        sent
-    }
-
-    fn count_end(&self, context: u64) {
+        self.faults.lock().ending = context;
+        send();
         let mut faults = self.faults.lock();
-        let ended = self.ended().wrapping_add(1);
-        self.ended.store(ended, Ordering::Relaxed);
+        let ended = self.ended.load(Ordering::Relaxed).wrapping_add(1);
         faults.end(context, ended);
-        let is_faulted = !faults.first.is_empty();
-        self.faulted.store(is_faulted, Ordering::Release);
-        self.lost_context.store(0, Ordering::Release);
+        self.ended.store(ended, Ordering::Release);
+        self.note_faults(&faults);
     }
 
-    /// Sends a message that ends a context, which may be lost: a thread that still waits in the
-    /// context may lose the session's context by its answer.
-    pub(crate) fn send_at_end(
-        &self,
-        send: impl Fn() -> Result<(), CUresult>,
-    ) -> Result<(), CUresult> {
-        const TRIES: u32 = 3;
-        let mut sent = send();
-        for _ in 1..TRIES {
-            if !sent.is_err_and(CUresult::is_sticky) {
-                break;
-            }
-            self.lost_context.store(0, Ordering::Release);
-            sent = send();
-        }
-        sent
+    /// Sets what calls look at without the lock.
+    fn note_faults(&self, faults: &Faults) {
+        let has_lost = !faults.lost.is_empty();
+        self.has_lost.store(has_lost, Ordering::Release);
+        let is_faulted = has_lost || !faults.first.is_empty();
+        self.faulted.store(is_faulted, Ordering::Release);
     }
+}
+
+/// Returns the context of the calling thread's messages.
+fn current_context() -> u64 {
+    let context = thread::here().context.get();
+    context.map_or(0, |context| context.handle.0 as u64)
 }
 
 #[cfg(test)]
@@ -182,6 +217,7 @@ mod tests {
     use super::*;
 
     const WRONG: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+    const LOST: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 
     #[test]
     fn an_error_is_over_if_its_own_context_has_ended_since() {
@@ -196,28 +232,35 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_another_context_stays() {
+    fn errors_and_losses_are_of_one_context() {
         let mut faults = Faults::default();
         for context in [1, 1, 2] {
-            faults.add(WRONG, Origin::of(context, 0));
+            assert!(!faults.add(WRONG, Origin::of(context, 0)));
         }
         assert_eq!(faults.first.len(), 2);
-        faults.end(2, 1);
-        assert_eq!(faults.first.len(), 1);
-        faults.end(1, 2);
-        assert!(faults.first.is_empty());
+        assert!(faults.add(LOST, Origin::of(2, 0)) && !faults.add(LOST, Origin::of(2, 0)));
+        // Of none it is an error that a wait tells.
+        assert!(!faults.add(LOST, Origin::CLIENT));
+        assert_eq!((faults.lost.len(), faults.first.len()), (1, 3));
+        faults.end(1, 1);
+        assert_eq!((faults.lost.len(), faults.first.len()), (1, 2));
+        faults.end(2, 2);
+        assert!(faults.lost.is_empty() && faults.first.len() == 1);
+        // The loss of the context that had the handle before comes late.
+        assert!(!faults.add(LOST, Origin::of(2, 1)));
+        assert!(faults.add(LOST, Origin::of(2, 2)));
     }
 
     #[test]
-    fn few_ends_and_errors_are_remembered() {
+    fn ends_are_remembered_however_late_an_error_comes() {
         let mut faults = Faults::default();
         for number in 1..10_000 {
-            let of = Origin::of(u64::from(number), number - 1);
-            faults.add(WRONG, of);
-            assert!(faults.first.len() <= FIRST_MAX);
             faults.end(u64::from(number), number);
-            assert!(faults.ends.len() <= ENDS_MAX);
-            assert!(faults.is_over(of));
         }
+        for number in 1..10_000 {
+            let of = Origin::of(u64::from(number), number - 1);
+            assert!(!faults.add(WRONG, of) && !faults.add(LOST, of));
+        }
+        assert!(faults.lost.is_empty() && faults.first.is_empty());
     }
 }

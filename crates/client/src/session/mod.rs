@@ -90,14 +90,13 @@ pub(crate) struct Session {
     next_token: AtomicU32,
     gone: AtomicBool,
     faults: Mutex<Faults>,
+    /// There are faults; one of them is the loss of a context. Changed with `faults` locked.
     faulted: AtomicBool,
-    lost_context: AtomicU32,
+    has_lost: AtomicBool,
     /// Contexts that the program has ended. Changed with `faults` locked.
     ended: AtomicU32,
     /// Locked while a context is ended.
     ending: Mutex<()>,
-    /// The context that is being ended, or 0.
-    ends_now: AtomicU64,
     next_fd_tag: AtomicU32,
     /// Number of expected replies whose bytes go straight into the program's memory.
     receiving: AtomicUsize,
@@ -170,10 +169,9 @@ impl Session {
             gone: AtomicBool::new(false),
             faults: Mutex::default(),
             faulted: AtomicBool::new(false),
-            lost_context: AtomicU32::new(0),
+            has_lost: AtomicBool::new(false),
             ended: AtomicU32::new(0),
             ending: Mutex::new(()),
-            ends_now: AtomicU64::new(0),
             next_fd_tag: AtomicU32::new(1),
             receiving: AtomicUsize::new(0),
             unattended: AtomicUsize::new(0),
@@ -311,7 +309,7 @@ impl Session {
         group: &Arc<Group>,
         sink: Sink,
     ) -> Result<u64, CUresult> {
-        self.check()?;
+        self.check_in(context)?;
         stats::sent();
         self.send_batch()?;
         // What comes on a data connection is written at once, before what is still to come into
@@ -574,7 +572,7 @@ impl Session {
         if header.status != 0 {
             let status = CUresult(header.status);
             let why = reader.bytes("a failure").unwrap_or_default();
-            if status.is_sticky() {
+            if status.is_sticky() && expected.of.context != 0 {
                 self.lose_context(status, why, expected.of);
             } else {
                 log::debug(format_args!("{status}: {}", String::from_utf8_lossy(why)));
@@ -591,9 +589,8 @@ impl Session {
                 expected.group.complete(Ok(Vec::new()));
             } else {
                 // Whatever fails after the loss of the context fails by that.
-                expected
-                    .group
-                    .complete(Err(self.check().err().unwrap_or(status)));
+                let lost = self.check_in(expected.of.context).err();
+                expected.group.complete(Err(lost.unwrap_or(status)));
             }
             return Ok(());
         }
@@ -634,18 +631,6 @@ impl Session {
                 let data = reader.bytes("copied data");
                 buffer.write(data.map_err(|error| self.lost(error))?)
             }
-        }
-    }
-
-    /// Fails where every call must: the server is gone, or the GPU's context is lost.
-    #[inline]
-    pub(crate) fn check(&self) -> Result<(), CUresult> {
-        if self.gone.load(Ordering::Relaxed) {
-            return Err(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
-        }
-        match self.lost_context.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            sticky => Err(CUresult(sticky)),
         }
     }
 

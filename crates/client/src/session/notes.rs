@@ -54,11 +54,11 @@ impl Session {
 
     /// Records and prints the error of a message without a reply.
     pub(super) fn fail(&self, name: &str, status: CUresult, why: &[u8], of: Origin) {
-        if status.is_sticky() {
+        if status.is_sticky() && of.context != 0 {
             self.lose_context(status, why, of);
         } else {
             // What follows the loss of a context mostly fails by it.
-            if self.check().is_ok() {
+            if self.check_in(of.context).is_ok() {
                 log::warn(format_args!(
                     "{name} failed: {status}: {}",
                     String::from_utf8_lossy(why)

@@ -69,7 +69,7 @@ impl Session {
         message: &M,
         source: &Registered,
     ) -> Done {
-        self.check()?;
+        self.check_in(context)?;
         stats::sent();
         self.send_batch()?;
         if conditions::is_recorded() {
@@ -100,7 +100,7 @@ impl Session {
         source: Option<&Registered>,
         target: RdmaTarget,
     ) -> Done {
-        self.check()?;
+        self.check_in(context)?;
         stats::sent();
         self.send_batch()?;
         if conditions::is_recorded() {

@@ -253,8 +253,34 @@ fn a_copy_that_nobody_waits_for_tells_of_its_failure() {
         assert!(Instant::now() < deadline);
         session.poll();
     }
-    assert_eq!(session.take_fault(), Err(status));
-    assert_eq!(session.take_fault(), Ok(()));
+    assert_eq!(session.take_fault(|| 0), Err(status));
+    assert_eq!(session.take_fault(|| 0), Ok(()));
+}
+
+#[test]
+fn a_lost_context_keeps_no_other_from_going_on() {
+    let (session, _server) = session();
+    let (lost, wrong) = (
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+    );
+    assert!(session.set_fault(lost, session.origin(1)));
+    session.set_fault(wrong, session.origin(2));
+    assert_eq!(session.check_in(1), Err(lost));
+    assert_eq!(session.take_fault(|| 1), Err(lost));
+    assert!([0, 2, 3].iter().all(|of| session.check_in(*of).is_ok()));
+    assert_eq!(session.take_fault(|| 3), Ok(()));
+    // The end of another leaves it lost, and another's error to be told.
+    let late = session.origin(1);
+    session.end_context(3, || assert_eq!(session.check_in(1), Err(lost)));
+    assert_eq!(session.take_fault(|| 1), Err(lost));
+    assert_eq!(session.take_fault(|| 2), Err(wrong));
+    assert_eq!(session.take_fault(|| 2), Ok(()));
+    // What ends it is sent.
+    session.end_context(1, || assert_eq!(session.check_in(1), Ok(())));
+    assert_eq!(session.check_in(1), Ok(()));
+    assert!(!session.set_fault(lost, late) && !session.has_fault());
+    assert!(session.set_fault(lost, session.origin(1)));
 }
 
 #[test]

@@ -359,7 +359,7 @@ impl Driver {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
         if own == 0 {
-            self.settle_staging()?;
+            self.settle_staging();
         }
         match self.streams.enter_capture(stream.stream(), recorded_in) {
             Err(other) if other != recorded_in => {

@@ -178,7 +178,7 @@ impl Driver {
         let pushed = self.push_all(open, may_ask);
         // Adapters see all of it, or what was there before.
         if std::mem::take(&mut open.is_holding) {
-            self.submit(&messages::NetHold { held: 0 })?;
+            self.submit_in(0, &messages::NetHold { held: 0 })?;
         }
         match pushed {
             Ok(()) => {
@@ -205,7 +205,7 @@ impl Driver {
         let are_lent = self.mirrors.are_lent.load(Ordering::Acquire);
         let is_alone = self.is_alone(open);
         if are_lent {
-            self.submit(&messages::NetHold { held: 1 })?;
+            self.submit_in(0, &messages::NetHold { held: 1 })?;
             open.is_holding = true;
         }
         if !are_lent {
@@ -336,7 +336,8 @@ impl Driver {
                     va: at + offset as u64,
                     data: &now[offset..offset + len],
                 };
-                if let Err(error) = self.submit(&written) {
+                // A mirror is of no context: it changes whatever context of the caller's is lost.
+                if let Err(error) = self.submit_in(0, &written) {
                     range.mirror.forget(start, now);
                     return Err(error);
                 }

@@ -174,7 +174,7 @@ impl Driver {
             len: data.len() as u64,
             stream: stream.wire(),
         };
-        let (context, numbered) = (wire_context(), Numbered::Quietly(Some(stream.progress())));
+        let (context, numbered) = (stream.context(), Numbered::Quietly(Some(stream.progress())));
         self.session
             .submit_placed(numbered, context, &message, data, source, target)
     }

@@ -12,7 +12,6 @@ use super::{
 use crate::{
     library_thread,
     observe::{conditions, stats},
-    session::Origin,
     thread,
 };
 
@@ -59,7 +58,7 @@ impl Driver {
         if !*open.held.has_thread.get_or_insert_with(start_thread) {
             return Ok(false);
         }
-        self.session.check()?;
+        self.session.check_in(stream.context())?;
         stats::sent();
         open.is_looked_at_by_this_thread();
         self.mirrors.holds();
@@ -78,7 +77,8 @@ impl Driver {
         if open.held.is_empty() {
             return Ok(());
         }
-        // One that cannot be sent means that the session has ended.
+        // One that cannot be sent means that the session has ended: those of a lost context fail at
+        // the server, and keep no other's back.
         let launches = open.held.take();
         let sent = launches.iter().try_for_each(|launch| self.send_one(launch));
         // Only now: until then the next call of the thread that launched has to wait for the lock.
@@ -87,10 +87,13 @@ impl Driver {
     }
 
     /// Gives up what is held, since it cannot be looked at what it may read. As the error of a
-    /// launch that has returned, the next wait tells of it.
+    /// launch that has returned, the next wait of its context tells of it.
     pub(super) fn refuse_held(&self, open: &mut OpenMirrors, error: CUresult) {
-        if !open.held.take().is_empty() {
-            self.session.set_fault(error, Origin::CLIENT);
+        let launches = open.held.take();
+        for launch in &launches {
+            self.session.set_fault_in(launch.context, error);
+        }
+        if !launches.is_empty() {
             conditions::mark_held(false);
         }
     }
@@ -101,12 +104,12 @@ impl Driver {
         sent.map(drop)
     }
 
-    /// Sends what is held for too long, until the session or its context has an error.
+    /// Sends what is held for too long, until the session has ended.
     fn send_late(&self) {
         let mut vain = 0;
         let mut open = self.mirrors.open.lock();
         open.is_looked_at_by_this_thread();
-        while let Ok(()) = self.session.check() {
+        while !self.session.is_gone() {
             match open.held.rest() {
                 Some(Duration::ZERO) => {
                     vain = 0;
@@ -125,11 +128,7 @@ impl Driver {
                 }
             }
         }
-        if let Err(error) = self.session.check() {
-            self.refuse_held(&mut open, error);
-        }
-        // A context that is reset gets another.
-        open.held.has_thread = None;
+        self.refuse_held(&mut open, CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
     }
 }
 

@@ -212,10 +212,7 @@ fn next_host_call() -> (u64, CUresult, Registered) {
 fn host_function_done(number: u64, done: &Registered) {
     // Later work may read what the function has written to mirrored memory.
     for driver in drivers() {
-        // An error that is known already may have been forgotten meanwhile, with the context.
-        if let Err(error) = driver.push_visible()
-            && !error.is_sticky()
-        {
+        if let Err(error) = driver.push_visible() {
             driver.session.set_fault(error, Origin::CLIENT);
         }
     }

@@ -119,6 +119,6 @@ impl Driver {
         self.push_visible()?;
         let group = self.fence_in(self.wire_context(context)?, &legacy)?;
         self.session.wait(&group)?;
-        self.session.take_fault()
+        self.session.take_fault(|| context.0 as u64)
     }
 }

@@ -8,7 +8,7 @@ use outboard_wire::{
     messages,
 };
 
-use super::{Driver, StreamRef, wire_context};
+use super::{Driver, StreamRef};
 
 /// Shortest synchronous copy that waits until the adapter has read the memory; shorter ones are
 /// copied away.
@@ -75,7 +75,7 @@ impl Driver {
                 false => {
                     let numbered = stream.work();
                     self.session
-                        .submit_from(numbered, wire_context(), &message, &source)?;
+                        .submit_from(numbered, stream.context(), &message, &source)?;
                 }
             }
         }

@@ -99,10 +99,11 @@ impl Driver {
                 value,
             };
             let context = stream.context.0 as u64;
-            // If the session has ended, what is sent next notices it.
+            // Of a lost context nothing is asked. If the session has ended, what is sent next
+            // notices it.
             let asked = self.session.ask(context, &fence, &group, Sink::Group);
             asked.ok().map(|()| (stream, mark, group))
         };
-        streams.into_iter().map_while(ask).collect()
+        streams.into_iter().filter_map(ask).collect()
     }
 }

@@ -108,37 +108,25 @@ impl Server {
         thread: &thread::Local,
         message: &M,
     ) -> Result<(), CUresult> {
-        self.submit_as(thread, Numbered::Work(None), message)
-            .map(drop)
-    }
-
-    /// Sends a message under the thread's current context, and returns its number.
-    #[inline(always)]
-    pub(crate) fn submit_as<'a, M: Op<'a>>(
-        &self,
-        thread: &thread::Local,
-        numbered: Numbered<'_>,
-        message: &M,
-    ) -> Result<u64, CUresult> {
         self.session.check()?;
         thread.has_sent();
         let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
-        self.session.submit(numbered, context, message)
+        let numbered = Numbered::Work(None);
+        self.session.submit(numbered, context, message).map(drop)
     }
 
-    /// Sends a message under the thread's current context, and returns its number. If it `rests`,
-    /// it may leave with the next one: its effect is first seen by a later message.
+    /// Sends a message of a context, and returns its number. If it `rests`, it may leave with the
+    /// next one: its effect is first seen by a later message.
     #[inline(always)]
     pub(crate) fn submit_resting<'a, M: Op<'a>>(
         &self,
-        thread: &thread::Local,
+        (thread, context): (&thread::Local, u64),
         numbered: Numbered<'_>,
         message: &M,
         rests: bool,
     ) -> Result<u64, CUresult> {
-        self.session.check()?;
+        self.session.check_in(context)?;
         thread.has_sent();
-        let context = thread.context.get().map_or(0, |c| c.handle.0 as u64);
         self.session
             .submit_resting(numbered, context, message, rests)
     }
@@ -148,7 +136,7 @@ impl Server {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        self.session.check()?;
+        self.session.check_in(context)?;
         stats::sent();
         let numbered = Numbered::Work(None);
         self.session.submit(numbered, context, message).map(drop)
@@ -160,7 +148,7 @@ impl Server {
         context: u64,
         message: &M,
     ) -> Result<(), CUresult> {
-        self.session.check()?;
+        self.session.check_in(context)?;
         stats::sent();
         let numbered = Numbered::Quietly(None);
         self.session.submit(numbered, context, message).map(drop)
@@ -179,15 +167,30 @@ impl Server {
         }
     }
 
-    /// Sends work to a stream.
+    /// Sends work to a stream, under the stream's context.
     #[inline(always)]
     pub(crate) fn submit_to<'a, M: Op<'a>>(
         &self,
         stream: &StreamRef,
         message: &M,
     ) -> Result<(), CUresult> {
-        self.submit_as(&thread::here(), stream.work(), message)
+        self.submit_to_from(&thread::here(), stream, message)
             .map(drop)
+    }
+
+    /// Sends work to a stream for a caller that has already looked up its thread's own state, and
+    /// returns its number.
+    #[inline(always)]
+    pub(crate) fn submit_to_from<'a, M: Op<'a>>(
+        &self,
+        thread: &thread::Local,
+        stream: &StreamRef,
+        message: &M,
+    ) -> Result<u64, CUresult> {
+        let context = stream.context();
+        self.session.check_in(context)?;
+        thread.has_sent();
+        self.session.submit(stream.work(), context, message)
     }
 
     /// Sends work to a stream under a given context, for threads that have none.
@@ -197,7 +200,7 @@ impl Server {
         stream: &StreamRef,
         message: &M,
     ) -> Result<u64, CUresult> {
-        self.session.check()?;
+        self.session.check_in(context)?;
         stats::sent();
         self.session.submit(stream.work(), context, message)
     }

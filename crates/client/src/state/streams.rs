@@ -94,6 +94,11 @@ pub(crate) enum StreamRef {
 }
 
 impl Event {
+    /// Returns the context in messages.
+    pub(crate) fn wire_context(&self) -> u64 {
+        self.context.0 as u64
+    }
+
     /// Returns whether other processes may record it too.
     pub(crate) fn is_shared(&self) -> bool {
         self.flags & CU_EVENT_INTERPROCESS != 0
@@ -160,6 +165,11 @@ impl StreamRef {
     /// Returns the number in messages.
     pub(crate) fn wire(&self) -> u64 {
         self.stream().handle
+    }
+
+    /// Returns the context in messages.
+    pub(crate) fn context(&self) -> u64 {
+        self.stream().context.0 as u64
     }
 
     pub(crate) fn progress(&self) -> &Progress {

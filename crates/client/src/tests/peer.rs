@@ -35,6 +35,8 @@ pub(super) enum Answer {
 pub(super) struct Notes<'s> {
     sender: &'s mut Sender,
     late: &'s mut Vec<u32>,
+    /// The context of the message at hand.
+    context: u64,
 }
 
 impl Notes<'_> {
@@ -43,7 +45,7 @@ impl Notes<'_> {
             op: 0,
             status: status.0,
             sticky: u8::from(status.is_sticky()),
-            context: 0,
+            context: self.context,
             ended: 0,
             message: b"a test",
         };
@@ -129,6 +131,7 @@ fn serve(
             &mut Notes {
                 sender: &mut sender,
                 late: &mut late,
+                context: asked.context,
             },
         );
         let (status, body) = match answer {

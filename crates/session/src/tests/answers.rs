@@ -5,7 +5,15 @@ use std::net::Shutdown;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
-use crate::waiting::{Admission, Queue, Waiting};
+use crate::waiting::{Admission, Origin, Queue, Waiting};
+
+fn of_none() -> Origin {
+    Origin {
+        op: 0,
+        context: 0,
+        ended: 0,
+    }
+}
 
 #[test]
 fn data_of_earlier_copies_precedes_a_fence_over_every_link() {
@@ -105,7 +113,15 @@ fn a_copy_that_becomes_ready_while_the_list_is_looked_at_is_answered_first() {
     let now = Instant::now();
     for (token, asked, stream) in [(1, 2, 5), (2, 2, 6), (3, 9, 7), (4, 1, 8)] {
         let queue = Queue::Stream { context: 0, stream };
-        let entry = Waiting::new(0, token, queue, false, 0, now, Box::new(Late(asked)));
+        let entry = Waiting::new(
+            of_none(),
+            token,
+            queue,
+            false,
+            0,
+            now,
+            Box::new(Late(asked)),
+        );
         list.push(entry).unwrap();
     }
     assert!(list.poll());
@@ -129,7 +145,15 @@ fn replies_without_room_and_those_after_them_are_left_in_order() {
     let now = Instant::now();
     for token in 1..=4 {
         let (queue, has_data) = (Queue::Own, token != 3);
-        let entry = Waiting::new(0, token, queue, has_data, 10 << 20, now, Box::new(Ready));
+        let entry = Waiting::new(
+            of_none(),
+            token,
+            queue,
+            has_data,
+            10 << 20,
+            now,
+            Box::new(Ready),
+        );
         list.push(entry).unwrap();
     }
     assert!(list.poll() && list.held_back().is_none());
@@ -146,7 +170,7 @@ fn replies_without_room_and_those_after_them_are_left_in_order() {
     assert_eq!(list.held_back().map(|entry| entry.token), Some(2));
     // However long the client takes, no more is added meanwhile.
     list.push(Waiting::new(
-        0,
+        of_none(),
         5,
         Queue::Own,
         true,

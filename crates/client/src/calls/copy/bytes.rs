@@ -14,7 +14,7 @@ use super::super::Done;
 use crate::{
     observe::profile,
     session::{Group, ReceiveBuffer, Rows, Sink},
-    state::{Driver, StreamRef, wire_context},
+    state::{Driver, StreamRef},
 };
 
 /// Longest copy to the device whose bytes travel with the message even if memory is shared.
@@ -75,7 +75,7 @@ impl Driver {
         };
         let (dst, data) = (dst + staged as u64, &data[staged..]);
         if data.len() >= DATA_CONNECTION_COPY_BYTES_MIN && self.session.has_data_connections() {
-            let context = profile::tagged(wire_context());
+            let context = profile::tagged(stream.context());
             let announce = |offset: usize, piece: &[u8]| {
                 let message = messages::CopyIn {
                     dst: dst + offset as u64,
@@ -204,7 +204,7 @@ impl Driver {
         };
         let target = self.target_for(&whole);
         let on_data_connections = self.uses_data_connections(bytes);
-        let (context, work) = (wire_context(), stream.work());
+        let (context, work) = (stream.context(), stream.work());
         let mut number = 0;
         for offset in (0..bytes).step_by(CHUNK_BYTES_MAX) {
             let len = CHUNK_BYTES_MAX.min(bytes - offset);

@@ -202,7 +202,7 @@ impl Driver {
                 let number = unsafe { self.copy_out_now(dst as *mut u8, src, bytes, stream)? };
                 // The copy is done, and so is all work that it waited for.
                 stream.progress().complete(number);
-                self.session.take_fault()
+                self.session.take_fault(|| stream.context())
             }
             (_, _) => self.copy_in_host(kinds, (dst, src, bytes), stream, wait),
         }

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     observe::guard,
     session::{Group, ReceiveBuffer, Sink},
-    state::{Driver, Pageable, StreamRef, are_several, driver, wire_context},
+    state::{Driver, Pageable, StreamRef, are_several, driver},
 };
 
 /// Arguments of a copy, checked as by the driver.
@@ -349,7 +349,7 @@ impl Driver {
                 self.push_before_wait()?;
                 let group = self.copy_box_out(request, stream, false)?;
                 self.session.wait(&group)?;
-                self.session.take_fault()
+                self.session.take_fault(|| stream.context())
             }
             (_, _) => {
                 // Host to host, in the stream's order.
@@ -441,7 +441,7 @@ impl Driver {
                     stream: stream.wire(),
                     desc: &desc,
                 };
-                let (work, context) = (stream.work(), wire_context());
+                let (work, context) = (stream.work(), stream.context());
                 let ask = || {
                     self.session
                         .ask_numbered(work, context, &message, &group, sink)

@@ -22,7 +22,7 @@ use outboard_wire::messages;
 use parking_lot::Mutex;
 
 use self::segments::{Growing, SEGMENTS, Segment, Segments};
-use super::{Driver, Stream, StreamRef, wire_context};
+use super::{Driver, Stream, StreamRef};
 use crate::{
     done::Done,
     helpers::Helpers,
@@ -87,8 +87,8 @@ impl Room {
 struct Shared {
     segment: Segment,
     used: usize,
-    /// The streams whose copies read it, with the context in which each was submitted.
-    readers: Vec<(u64, StreamRef)>,
+    /// The streams whose copies read it.
+    readers: Vec<StreamRef>,
 }
 
 impl Driver {
@@ -117,7 +117,7 @@ impl Driver {
             return Ok(bytes);
         }
         let stuck = AtomicUsize::new(usize::MAX);
-        let context = wire_context();
+        let context = stream.context();
         let one = |index: usize| -> Done {
             // Pieces after one without a segment are not copied: the rest is copied another way, in
             // one piece.
@@ -167,7 +167,7 @@ impl Driver {
         let mut shared = self.staging.shared.lock();
         let room = bytes.next_multiple_of(ALIGN);
         if let Some(full) = shared.take_if(|s| s.used + room > SEGMENT_BYTES) {
-            self.give_shared(full)?;
+            self.give_shared(full);
             self.session.poll();
         }
         if shared.is_none() {
@@ -189,9 +189,9 @@ impl Driver {
         if !shared
             .readers
             .iter()
-            .any(|(_, reader)| std::ptr::eq(Arc::as_ptr(reader.stream()), handle))
+            .any(|reader| std::ptr::eq(Arc::as_ptr(reader.stream()), handle))
         {
-            shared.readers.push((wire_context(), stream.clone()));
+            shared.readers.push(stream.clone());
         }
         // SAFETY: the whole source, to a part of the segment that no other copy uses.
         unsafe { source.copy(0, bytes, address) };
@@ -210,25 +210,28 @@ impl Driver {
     }
 
     /// Gives back a segment of small copies after all of them.
-    fn give_shared(&self, shared: Shared) -> Done {
-        let mut fences = Vec::with_capacity(shared.readers.len());
-        for (context, reader) in &shared.readers {
+    fn give_shared(&self, shared: Shared) {
+        let fence = |reader: &StreamRef| {
             // The copies of a destroyed stream end in the server's order, so the context's fence
             // covers them.
-            fences.push(match self.is_alive(reader) {
-                true => self.fence_in(*context, reader)?,
-                false => self.fence_of_context(*context)?,
-            });
-        }
+            let asked = match self.is_alive(reader) {
+                true => self.fence_in(reader.context(), reader),
+                false => self.fence_of_context(reader.context()),
+            };
+            // Those of a lost context are over.
+            asked.ok()
+        };
+        let fences = shared.readers.iter().filter_map(fence).collect();
         self.staging.segments.give_after(shared.segment, fences);
-        Ok(())
     }
 
     /// Gives back the segment of small copies before a stream becomes part of a capture, in which
     /// a fence would be refused.
-    pub(crate) fn settle_staging(&self) -> Done {
+    pub(crate) fn settle_staging(&self) {
         let mut shared = self.staging.shared.lock();
-        shared.take().map_or(Ok(()), |open| self.give_shared(open))
+        if let Some(open) = shared.take() {
+            self.give_shared(open);
+        }
     }
 
     /// Copies from the device through staging and waits for the bytes. Returns the bytes copied,
@@ -246,7 +249,7 @@ impl Driver {
         let pieces = bytes.div_ceil(SEGMENT_BYTES);
         let stuck = AtomicUsize::new(usize::MAX);
         let number = AtomicU64::new(0);
-        let (context, room) = (wire_context(), Room(dst));
+        let (context, room) = (stream.context(), Room(dst));
         let last = Mutex::new(None);
         let one = |index: usize| -> Done {
             if index > stuck.load(Ordering::Acquire) {
