@@ -73,6 +73,25 @@ def allocated() -> c_uint64:
     return memory
 
 
+def registered(word: ctypes.Array[c_uint32] | None = None) -> ctypes.Array[c_uint32]:
+    """Registers a word, which a kernel has used."""
+    word = word or (c_uint32 * 1)(0)
+    must("cuMemHostRegister_v2", word, c_size_t(4), 0)
+    writes_to(word)
+    return word
+
+
+def writes_to(word: ctypes.Array[c_uint32]) -> None:
+    """Has a kernel write to registered memory."""
+    word[0] = 0
+    [kernel] = kernels(PTX, "put")
+    where, after_ns = c_uint64(ctypes.addressof(word)), c_uint64(0)
+    arguments = (c_void_p * 2)(ctypes.addressof(where), ctypes.addressof(after_ns))
+    must("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, c_void_p(), arguments, c_void_p())
+    must("cuCtxSynchronize")
+    assert word[0] == 1, word[0]
+
+
 def faults(behind: int = BEHIND, stream: c_void_p | None = None, after_s: float = 0) -> None:
     """Faults, with more launches than errors are told one by one."""
     [kernel] = kernels(PTX, "put")
@@ -202,11 +221,14 @@ def frees_meanwhile() -> None:
         must("cuCtxSetCurrent", sound)
         memory = made("cuMemAlloc_v2", c_size_t(LARGE_BYTES))
         stream, event = made("cuStreamCreate", NON_BLOCKING), made("cuEventCreate", 0)
+        word = registered()
         faulty = lost()
         assert lib.cuStreamCreate(byref(c_void_p()), 0) == ILLEGAL_ADDRESS
         # Handles have their own context, whichever is current.
         must("cuEventDestroy_v2", event)
         must("cuStreamDestroy_v2", stream)
+        # It says that the current context is lost; the memory is no longer registered.
+        lib.cuMemHostUnregister(word)
         must("cuCtxSetCurrent", sound)
         must("cuMemFree_v2", memory)
         must("cuCtxDestroy_v2", faulty)
@@ -216,6 +238,8 @@ def frees_meanwhile() -> None:
             must("cuMemsetD8_v2", memory, 1, c_size_t(LARGE_BYTES))
             must("cuCtxSynchronize")
             must("cuMemFree_v2", memory)
+        registered(word)
+        must("cuMemHostUnregister", word)
 
 
 def ends_functions_meanwhile() -> None:

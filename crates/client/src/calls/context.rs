@@ -15,7 +15,7 @@ use crate::{
     context::Context,
     observe::optimise,
     state::{
-        Awaited, Driver, context_storage, current_context, driver, drivers, pop_context,
+        Awaited, Chunk, Driver, context_storage, current_context, driver, drivers, pop_context,
         push_context, set_context,
     },
 };
@@ -67,11 +67,33 @@ impl Driver {
             self.libraries.remove(&library);
         }
         self.objects.remove_context(context.handle.0 as u64);
-        let mut chunks = self.close_foreign(context.handle);
-        chunks.extend(self.memory.lock().free_context(context.handle));
-        if context.primary {
-            chunks.extend(self.pools_reset(context.device));
+        let foreign = self.close_foreign(context.handle);
+        let own = self.memory.lock().free_context(context.handle);
+        let pooled = match context.primary {
+            true => self.pools_reset(context.device),
+            false => Vec::new(),
+        };
+        let ended = self.end_on_server(context, foreign.iter().chain(&own).chain(&pooled));
+        // Only now may another context's allocation have the addresses.
+        let mut memory = self.memory.lock();
+        for chunk in foreign {
+            memory.give_addresses(chunk);
         }
+        for chunk in own {
+            memory.give_freed(chunk, context.device);
+        }
+        for chunk in pooled {
+            memory.give_chunk(chunk, context.device);
+        }
+        ended
+    }
+
+    /// Has the server unmap a context's memory and destroy the context, if it has made it.
+    fn end_on_server<'c>(
+        &self,
+        context: &Context,
+        chunks: impl Iterator<Item = &'c Chunk>,
+    ) -> Done {
         let _making = context.making.lock();
         if !context.created.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -81,7 +103,7 @@ impl Driver {
         self.session.end_context(wire, || {
             for chunk in chunks {
                 // What is not freed now is freed with the context.
-                let _ = self.unmap(wire, chunk);
+                let _ = self.unmap(wire, *chunk);
             }
             sent = self.submit_in(wire, &messages::ContextDestroy { context: wire });
         });

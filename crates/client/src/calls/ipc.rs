@@ -88,7 +88,6 @@ impl Driver {
             .extract_if(|(_, of), _| *of == context.0 as u64)
             .map(|(_, opened)| {
                 memory.disown(opened.address);
-                memory.give_addresses(opened.chunk);
                 opened.chunk
             })
             .collect()

@@ -113,6 +113,16 @@ impl Driver {
         Ok(())
     }
 
+    /// Has a stream call a host function, which is forgotten if that cannot be sent.
+    fn submit_function(&self, stream: &StreamRef, call: u64) -> Done {
+        let message = messages::HostFunc {
+            stream: stream.wire(),
+            call,
+        };
+        self.submit_to(stream, &message)
+            .inspect_err(|_| host_functions::forget(self.session, call))
+    }
+
     /// Sends a fence after the work sent to a stream. It has a word of the board if the GPU can
     /// write one.
     pub(crate) fn fence_stream(&self, stream: &StreamRef) -> Result<Arc<Group>, CUresult> {
@@ -486,13 +496,7 @@ pub(crate) unsafe fn cuLaunchHostFunc(
         },
         stream.is_capturing(),
     )?;
-    driver.submit_to(
-        &stream,
-        &messages::HostFunc {
-            stream: stream.wire(),
-            call,
-        },
-    )
+    driver.submit_function(&stream, call)
 }
 
 pub(crate) unsafe fn cuStreamAddCallback(
@@ -516,13 +520,7 @@ pub(crate) unsafe fn cuStreamAddCallback(
         },
         false,
     )?;
-    driver.submit_to(
-        &resolved,
-        &messages::HostFunc {
-            stream: resolved.wire(),
-            call,
-        },
-    )
+    driver.submit_function(&resolved, call)
 }
 
 pub(crate) fn cuStreamIsCapturing(stream: CUstream, status: Out<'_, u32>) -> Done {

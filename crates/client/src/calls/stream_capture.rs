@@ -146,7 +146,7 @@ impl Driver {
         self.forget_capture(capture);
         // Errors of captured calls have arrived from the server by now: they belong to this
         // capture.
-        let faults = self.session.take_fault(crate::state::wire_context);
+        let faults = self.session.take_fault(|| capture.context.0 as u64);
         let result = match (ended, faults) {
             (Ok(produced), Ok(())) if !capture.is_spoiled() => return Ok(produced),
             (_, Err(fault)) => Err(fault),

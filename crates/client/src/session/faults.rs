@@ -43,8 +43,11 @@ impl Origin {
     }
 }
 
-/// The errors that wait to be told, and the ends of contexts. Each table has at most one entry for
-/// each context that the program has made.
+/// Contexts of which errors and losses are kept. A server names those of the program's; one that
+/// names others fills no memory.
+const CONTEXTS_MAX: usize = 1 << 16;
+
+/// The errors that wait to be told, and the ends of contexts.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     /// The first error of each context.
@@ -69,11 +72,15 @@ impl Faults {
         if self.is_over(of) {
             return false;
         }
+        let context = match self.first.len().max(self.lost.len()) < CONTEXTS_MAX {
+            true => of.context,
+            false => 0,
+        };
         // Of a message of no context it is not known which one is lost.
-        if status.is_sticky() && of.context != 0 {
-            return self.lost.insert(of.context, status).is_none();
+        if status.is_sticky() && context != 0 {
+            return self.lost.insert(context, status).is_none();
         }
-        self.first.entry(of.context).or_insert(status);
+        self.first.entry(context).or_insert(status);
         false
     }
 
@@ -112,6 +119,7 @@ impl Session {
     }
 
     /// Returns whether an error of a message without a reply waits to be told.
+    #[cfg(test)]
     pub(crate) fn has_fault(&self) -> bool {
         self.faulted.load(Ordering::Acquire)
     }
@@ -176,6 +184,15 @@ impl Session {
         let is_loss = faults.add(status, of);
         self.note_faults(&faults);
         is_loss
+    }
+
+    /// Records an error of no context. Returns whether the program has none of those to be told.
+    pub(crate) fn set_first_fault(&self, status: CUresult) -> bool {
+        let mut faults = self.faults.lock();
+        let is_first = !faults.first.contains_key(&0);
+        faults.add(status, Origin::CLIENT);
+        self.note_faults(&faults);
+        is_first
     }
 
     /// Records that a launch of this context, which has returned, will not run.
@@ -249,6 +266,16 @@ mod tests {
         // The loss of the context that had the handle before comes late.
         assert!(!faults.add(LOST, Origin::of(2, 1)));
         assert!(faults.add(LOST, Origin::of(2, 2)));
+    }
+
+    #[test]
+    fn a_server_that_names_contexts_at_will_fills_no_memory() {
+        let mut faults = Faults::default();
+        for context in 1..=2 * CONTEXTS_MAX as u64 {
+            faults.add(WRONG, Origin::of(context, 0));
+            faults.add(LOST, Origin::of(context, 0));
+        }
+        assert!(faults.first.len() <= CONTEXTS_MAX + 1 && faults.lost.len() <= CONTEXTS_MAX);
     }
 
     #[test]

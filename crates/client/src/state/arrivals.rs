@@ -6,10 +6,7 @@ use outboard_api::CUresult;
 use outboard_wire::runs::Runs;
 
 use super::{Driver, drivers, host_functions};
-use crate::{
-    callbacks, log,
-    session::{Handler, Origin},
-};
+use crate::{callbacks, log, session::Handler};
 
 /// Handles them for the driver of the server with this number.
 pub(crate) struct Arrivals(pub(super) u8);
@@ -39,14 +36,13 @@ impl Handler for Arrivals {
             let host = driver.host.read();
             let lost = driver.mirrors.take_pages(&host, runs.clone());
             driver.stand_ins.take_pages(runs);
+            let status = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
             if let Some(at) = lost
-                && !driver.session.has_fault()
+                && driver.session.set_first_fault(status)
             {
                 log::warn(format_args!(
                     "a kernel wrote to registered memory at {at:#x}, which the program has unmapped, moved or protected before it unregistered it"
                 ));
-                let status = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-                driver.session.set_fault(status, Origin::CLIENT);
             }
         }
     }

@@ -34,7 +34,7 @@ pub(crate) struct Capture {
     pub(crate) graph: u64,
     /// The graph existed before: it stays if the capture fails.
     pub(crate) adds: bool,
-    context: CUcontext,
+    pub(crate) context: CUcontext,
     mode: u32,
     thread: u64,
     spoiled: AtomicBool,

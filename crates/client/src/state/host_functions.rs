@@ -149,6 +149,15 @@ pub(crate) fn function_of(call: u64) -> Option<CUDA_HOST_NODE_PARAMS> {
     }
 }
 
+/// Forgets a function that has run, or that no message has told the server of.
+pub(crate) fn forget(session: &Session, number: u64) {
+    let mut queue = queue().0.lock();
+    queue.registered.remove(&number);
+    REGISTERED.store(queue.registered.len(), Ordering::Release);
+    drop(queue);
+    session.attended();
+}
+
 /// Returns whether a host function is waiting to run: it may write any memory of the program.
 #[inline]
 pub(crate) fn host_functions_pending() -> bool {
@@ -218,11 +227,7 @@ fn host_function_done(number: u64, done: &Registered) {
     }
     let session = done.session;
     if !done.repeats {
-        let mut queue = queue().0.lock();
-        queue.registered.remove(&number);
-        REGISTERED.store(queue.registered.len(), Ordering::Release);
-        drop(queue);
-        session.attended();
+        forget(session, number);
     }
     let _ = session.tell(&messages::HostFuncDone { call: number });
 }

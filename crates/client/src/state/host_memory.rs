@@ -392,8 +392,9 @@ impl Driver {
         self.call(&messages::HostWatch { va, len }, |_| ())
     }
 
+    /// Has the server unmap memory, which is of no context: the caller's may be lost.
     pub(super) fn unmap_on_server(&self, va: u64) -> Result<(), CUresult> {
-        self.submit(&messages::HostUnmap { va })
+        self.submit_in(0, &messages::HostUnmap { va })
     }
 
     /// `cuMemFreeHost`. Memory into which a copy is still to come stays mapped.

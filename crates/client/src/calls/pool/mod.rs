@@ -78,7 +78,6 @@ impl Driver {
             for block in memory.within(chunk.base, chunk.bytes) {
                 memory.disown(block.base);
             }
-            memory.give_chunk(*chunk, device);
         }
         chunks
     }

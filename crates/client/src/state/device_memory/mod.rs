@@ -89,6 +89,13 @@ pub(crate) enum AllocationKind {
     Imported(u64),
 }
 
+impl AllocationKind {
+    /// Returns true for allocations that have memory of their own, freed with them.
+    pub(crate) fn is_freed_alone(self) -> bool {
+        matches!(self, AllocationKind::Plain | AllocationKind::Graph)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocation {
     pub(crate) base: u64,
@@ -390,8 +397,7 @@ impl DeviceMemory {
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
-        let is_freeable = |kind| matches!(kind, AllocationKind::Plain | AllocationKind::Graph);
-        self.free_if(is_freeable, base, sent)
+        self.free_if(AllocationKind::is_freed_alone, base, sent)
     }
 
     /// Frees an allocation of some kind. Returns the memory that the server must unmap, if any.
@@ -403,31 +409,47 @@ impl DeviceMemory {
         base: u64,
         sent: u64,
     ) -> Result<(Allocation, Option<Chunk>), CUresult> {
+        let (allocation, chunk) = self.take_out(is_of, base, sent)?;
+        if let Some(chunk) = chunk {
+            self.give_freed(chunk, allocation.device);
+        }
+        Ok((allocation, chunk))
+    }
+
+    /// Frees an allocation; the memory that the server must unmap is not given back yet.
+    #[inline]
+    fn take_out(
+        &mut self,
+        is_of: impl Fn(AllocationKind) -> bool,
+        base: u64,
+        sent: u64,
+    ) -> Result<(Allocation, Option<Chunk>), CUresult> {
         let allocation = *self
             .allocations
             .get(&base)
             .filter(|found| is_of(found.kind))
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         self.allocations.remove(&base);
-        if self.exact {
-            // Its addresses are never reused, so that later use is detected.
-            let bytes = allocation.bytes;
-            self.refund(allocation.device, bytes);
-            return Ok((allocation, Some(Chunk { base, bytes })));
-        }
-        let chunk = if allocation.bytes <= SMALL_BYTES_MAX {
-            self.free_small(&allocation, sent)
-        } else {
-            Some(Chunk {
+        let bytes = allocation.bytes;
+        let chunk = match self.exact {
+            true => Some(Chunk { base, bytes }),
+            false if bytes <= SMALL_BYTES_MAX => self.free_small(&allocation, sent),
+            false => Some(Chunk {
                 base,
-                bytes: allocation.bytes.next_multiple_of(CHUNK_BYTES),
-            })
+                bytes: bytes.next_multiple_of(CHUNK_BYTES),
+            }),
         };
-        if let Some(chunk) = chunk {
-            self.window.give(chunk.base, chunk.bytes);
-            self.refund(allocation.device, chunk.bytes);
-        }
         Ok((allocation, chunk))
+    }
+
+    /// Returns the bytes of freed memory to the quota, and its addresses to the window; exact ones
+    /// are never reused, so that later use is detected.
+    #[inline]
+    pub(crate) fn give_freed(&mut self, chunk: Chunk, device: CUdevice) {
+        if !self.exact {
+            self.window.give(chunk.base, chunk.bytes);
+        }
+        self.refund(device, chunk.bytes);
     }
 
     /// Removes an allocation that the server has refused.
@@ -601,7 +623,7 @@ impl DeviceMemory {
     }
 
     /// Frees everything that was allocated in a context. Returns the memory that the server must
-    /// unmap.
+    /// unmap, and that is given back after that ([`give_freed`](Self::give_freed)).
     pub(crate) fn free_context(&mut self, context: CUcontext) -> Vec<Chunk> {
         let bases: Vec<u64> = self
             .allocations
@@ -612,7 +634,7 @@ impl DeviceMemory {
         self.forget_modules();
         let mut chunks = Vec::new();
         for base in bases {
-            match self.free(base, 0) {
+            match self.take_out(AllocationKind::is_freed_alone, base, 0) {
                 Ok((_, chunk)) => chunks.extend(chunk),
                 Err(_) => {
                     self.disown(base);

@@ -147,3 +147,29 @@ fn freed_addresses_are_used_again_last() {
         .expect("room");
     assert_ne!(first, second);
 }
+
+#[test]
+fn the_memory_of_a_context_that_ends_is_given_back_after_it_is_unmapped() {
+    const OTHER: CUcontext = CUcontext(2);
+    let mut m = memory(0x2190_0000_0000, 8 << 20);
+    let place = |m: &mut DeviceMemory, bytes| {
+        m.allocate(bytes, OTHER, 0, AllocationKind::Plain, 9)
+            .map(|(base, _)| base)
+    };
+    let bases = [100, 3 << 20].map(|bytes| {
+        m.allocate(bytes, CONTEXT, 0, AllocationKind::Plain, 0)
+            .expect("room")
+            .0
+    });
+    let chunks = m.free_context(CONTEXT);
+    assert_eq!(chunks.len(), 2);
+    let meanwhile = place(&mut m, 100).expect("room");
+    assert!(!bases.contains(&meanwhile));
+    // The server still counts their bytes.
+    assert!(place(&mut m, 3 << 20).is_err());
+    for chunk in chunks {
+        m.give_freed(chunk, 0);
+    }
+    assert!(place(&mut m, 3 << 20).is_ok());
+    assert_eq!(m.free_bytes(0), 2 << 20);
+}
