@@ -63,7 +63,7 @@ SUCCESS, INVALID_VALUE, NOT_READY, ILLEGAL_ADDRESS = 0, 1, 600, 700
 LARGE_BYTES = 64 << 20
 # So large that a look at it takes long, and launches are held back.
 MAPPED_BYTES, MAPPED = 64 << 20, 2
-NON_BLOCKING, UNKNOWN_ATTRIBUTE = 1, 9999
+NON_BLOCKING, UNKNOWN_ATTRIBUTE, ATTACH_GLOBAL = 1, 9999, 1
 CONTEXTS = 300
 
 
@@ -301,6 +301,8 @@ def stays_lost() -> None:
     other = context()
     must("cuCtxSetCurrent", context())
     memory, stream, event = allocated(), made("cuStreamCreate", NON_BLOCKING), made("cuEventCreate", 0)
+    managed = c_uint64()
+    must("cuMemAllocManaged", byref(managed), c_size_t(4), ATTACH_GLOBAL)
     faults(behind=0)
     assert lib.cuCtxSynchronize() == ILLEGAL_ADDRESS
     must("cuCtxDestroy_v2", other)
@@ -312,6 +314,8 @@ def stays_lost() -> None:
         lib.cuEventSynchronize(event),
         lib.cuStreamQuery(stream),
         lib.cuStreamSynchronize(stream),
+        lib.cuMemPrefetchAsync(managed, c_size_t(4), 0, stream),
+        lib.cuStreamAttachMemAsync(stream, managed, c_size_t(0), ATTACH_GLOBAL),
         lib.cuMemFree_v2(memory),
         lib.cuCtxSynchronize(),
     }

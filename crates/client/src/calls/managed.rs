@@ -124,7 +124,9 @@ impl Driver {
     }
 
     fn prefetch(&self, address: u64, bytes: u64, to: Processor, stream: CUstream) -> Done {
-        self.work_stream(stream)?;
+        // It sends nothing, so a lost context is noticed here.
+        let context = self.work_stream(stream)?.context();
+        self.session.check_in(context)?;
         self.with_advices(address, bytes, |advices, at| {
             advices.change(at, |a| a.prefetched_to = Some(to));
         })
@@ -188,7 +190,8 @@ pub(crate) unsafe fn cuStreamAttachMemAsync(
     if !is_known || (flags == ATTACH_SINGLE && stream.is_null()) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    driver.work_stream(stream)?;
+    let context = driver.work_stream(stream)?.context();
+    driver.session.check_in(context)?;
     let host = driver.host.read();
     // The argument names a whole allocation, by its length or 0.
     host.find(address)
