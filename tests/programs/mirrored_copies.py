@@ -417,7 +417,7 @@ def captured(gpu: Gpu) -> None:
         release.start()
         free(gpu, False)
         release.join()
-        # Whether the capture has outlasted that is not asked.
+        # The free may have ended the capture: its status does not matter here.
         lib.cuStreamEndCapture(recorded, byref(c_void_p()))
         gpu.wait(gpu.stream)
         gpu.expect(turn + 1, f"turn {turn}")

@@ -191,13 +191,6 @@ impl Driver {
     }
 }
 
-fn told(done: Result<(), Failed>, failed: Out<'_, usize>) -> Done {
-    done.map_err(|(copy, error)| {
-        failed.put_optional(copy);
-        error
-    })
-}
-
 pub(crate) unsafe fn cuMemcpyBatchAsync(
     dsts: *mut CUdeviceptr,
     srcs: *mut CUdeviceptr,
@@ -215,7 +208,10 @@ pub(crate) unsafe fn cuMemcpyBatchAsync(
     let sent = batch
         .map_err(of_no_copy)
         .and_then(|batch| batch.send(stream));
-    told(sent, failed)
+    sent.map_err(|(copy, error)| {
+        failed.put_optional(copy);
+        error
+    })
 }
 
 pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
@@ -228,11 +224,18 @@ pub(crate) unsafe fn cuMemcpyBatchAsync_v2(
     attribute_count: usize,
     stream: CUstream,
 ) -> Done {
-    let (copies, attributes) = ((dsts, srcs, sizes), (attributes, attribute_indices));
-    // SAFETY: arrays of these lengths: the driver API asks it of its callers.
-    let batch = unsafe { Batch::new(copies, count, attributes, attribute_count) };
-    let sent = batch
-        .map_err(of_no_copy)
-        .and_then(|batch| batch.send(stream));
-    told(sent, Out::none())
+    // SAFETY: what the caller has promised, but for a place for the failed copy's index.
+    unsafe {
+        cuMemcpyBatchAsync(
+            dsts,
+            srcs,
+            sizes,
+            count,
+            attributes,
+            attribute_indices,
+            attribute_count,
+            Out::none(),
+            stream,
+        )
+    }
 }
